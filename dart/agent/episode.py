@@ -66,6 +66,8 @@ class EpisodeSpec:
     step_limit: int
     success_threshold: float
     agent: config.Agent
+    max_tokens: int = 0
+    """The most tokens that the policy may sample in a turn; 0: not known."""
 
 
 async def run_episode(env: Env, policy: Policy, spec: EpisodeSpec, grammar: Grammar) -> Trajectory:
@@ -90,6 +92,9 @@ async def run_episode(env: Env, policy: Policy, spec: EpisodeSpec, grammar: Gram
                 raise
             # Not an infrastructure failure: a new attempt would end here again, and long trajectories would be missing.
             termination = Termination.CONTEXT_FULL
+            continue
+        if steps and generation.truncated and len(generation.token_ids) < spec.max_tokens:
+            termination = Termination.CONTEXT_FULL  # which cut the turn, and not its own length
             continue
         action, parse_error, rules = _read(generation, grammar, image)
         tree, error = observation.accessibility_tree, observation.last_action_error

@@ -100,7 +100,8 @@ def _stores(config: Config) -> str | None:
 def _loss(kind: str) -> str | None:
     """What is wrong with a loss of the user's own. Another process tries it out: this one does not import torch."""
     tried = subprocess.run([sys.executable, "-c", _TRY_LOSS, kind], capture_output=True, text=True, check=False)
-    return f"trainer.loss.kind: {tried.stderr.strip().splitlines()[-1]}" if tried.returncode else None
+    said = tried.stderr.strip().splitlines() or [f"{kind} ended the process with code {tried.returncode}"]
+    return f"trainer.loss.kind: {said[-1]}" if tried.returncode else None
 
 
 _TRY_LOSS = """

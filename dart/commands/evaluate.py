@@ -319,8 +319,8 @@ def undone(success: Success) -> list[str]:
     if unjudged:
         most = max(unjudged, key=unjudged.__getitem__)
         lines += [
-            f"not judged: {sum(unjudged.values())} attempts, {unjudged[most]} of them of {most}, which were made "
-            "again; if the world cannot judge a task that is not done, success looks too high"
+            f"not judged: {sum(unjudged.values())} attempts failed at their verdict, {unjudged[most]} of them of "
+            f"{most}; if the world cannot judge a task that is not done, success looks too high"
         ]
     return lines
 

@@ -180,7 +180,8 @@ class Rollout(Section):
     temperature: float = Field(
         1.0,
         ge=LEAST_TEMPERATURE,
-        description="Used for sampling and for the log-probabilities in training. vLLM does not sample at a lower one.",
+        description="Used for sampling and for the log-probabilities in training. At least 0.01: vLLM samples at none "
+        "below.",
     )
     max_tokens: Positive = Field(512, description="The most tokens to sample per step.")
     slots: Positive = Field(32, description="The most requests at one replica at once.")

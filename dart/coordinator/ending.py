@@ -29,7 +29,7 @@ async def saved_in_time(
             each.cancel()
         await asyncio.gather(saving, *others, return_exceptions=True)
     return (
-        "Ctrl-C was pressed again"
+        "Ctrl-C did not wait for it"
         if hurry.is_set()
         else (f"it took longer than checkpoint.interrupt_seconds ({seconds:g} s)")
     )

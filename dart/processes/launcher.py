@@ -148,10 +148,10 @@ class Launcher:
                 code = await self._run_once(child)
             except OSError as error:
                 raise UserError(f"{child.name} cannot be started: {error}") from error
-            if time.monotonic() - began > LASTING_SECONDS:
-                restarts, has_worked = 0, True
             if code == 0:
                 return
+            if time.monotonic() - began > LASTING_SECONDS and code != USER_ERROR_EXIT:
+                restarts, has_worked = 0, True
             if code == USER_ERROR_EXIT and not has_worked:  # afterwards it is the world that has changed, for a while
                 raise UserError(_last_words(self._log(child)) or f"{child.name} ended with code {code}")
             if not child.restart:

@@ -105,8 +105,15 @@ async def test_wrong_input_of_one_that_has_worked_is_a_failure_like_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launcher, "LASTING_SECONDS", 0.0)
-    await Launcher([_child(tmp_path, 3, code=2)], tmp_path / "logs").run()
-    assert _runs(tmp_path) == 3
+    begins = _child(tmp_path, 9, code=1)
+    then = COUNT.replace("sys.exit(", "sys.exit(1 if len(runs.read_text()) == 1 else ")
+    child = dataclasses.replace(begins, command=[sys.executable, "-c", then, str(tmp_path / "runs"), "3", "2"])
+    await Launcher([child], tmp_path / "logs").run()
+    assert _runs(tmp_path) == 3, "with code 1, then 2, then 0"
+    never = dataclasses.replace(child, command=[*child.command[:-2], "99", "2"])
+    (tmp_path / "runs").unlink()
+    with pytest.raises(UserError, match="ended 4 times in a row"):
+        await Launcher([never], tmp_path / "logs").run()
 
 
 async def test_a_process_that_cannot_be_started_is_told_and_may_be_done_without(

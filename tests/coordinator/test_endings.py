@@ -138,7 +138,7 @@ async def test_a_last_checkpoint_is_not_waited_for_where_none_will_come(
             await run.work()
         await pressing
     assert await _ended(run, worker) == RunState.INTERRUPTED
-    why = {"hurry": "Ctrl-C was pressed again", "lost": "the trainer is gone"}[how]
+    why = {"hurry": "Ctrl-C did not wait for it", "lost": "the trainer is gone"}[how]
     assert [event["why"] for event in _events(run, "checkpoint_failed")] == [why]
 
 

@@ -148,11 +148,6 @@ class Engine:
             del self._running[request_id]
             self._aborted.discard(request_id)
         generation = self._generation(output)
-        if generation.truncated and len(generation.token_ids) < max_tokens:
-            raise ContextFullError(
-                f"the answer reached rollout.max_model_len after {len(generation.token_ids)} tokens: raise it, or "
-                "shorten the history"
-            )
         self.room.used(len(generation.prompt_token_ids) + len(generation.token_ids))
         return generation
 

@@ -47,7 +47,7 @@ def read_together(rule: Together, text: str, most: int, read: ReadOne) -> tuple[
     """The actions in the text, at most `most`, and the names of the rules that they took; None if it has only one.
 
     `read` reads one of them. The first that cannot be read is left out, with all that follow, as all but the first are
-    where only one is allowed. Raises ParseError if it is the first of all.
+    where only one is allowed; None as well if it is the first of all, which may be one action in several lines.
     """
     actions: list[Single] = []
     used = [rule.slug]
@@ -55,8 +55,6 @@ def read_together(rule: Together, text: str, most: int, read: ReadOne) -> tuple[
         try:
             action, rules = read(one)
         except ParseError:
-            if not actions:
-                raise
             break
         if isinstance(action, Finish) and actions:
             break

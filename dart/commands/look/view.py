@@ -107,7 +107,8 @@ def picture(status: Status, hint: str = "", left: float | None = None) -> Panel:
     if status.phase in set(RunState) and not status.workers:  # the run has ended, and this stays on the screen
         return Panel(Group(*body), title=title)
     body.append(_workers(status))
-    hint = hint or (STOPS_NOW if status.phase == RunState.INTERRUPTED else STOPS)
+    saves = status.phase == RunState.INTERRUPTED and status.figures.counts.updates
+    hint = hint or (STOPS_NOW if saves else STOPS)
     subtitle = Text(f"dart status --address {status.control_address}  {hint}")
     return Panel(Group(*body), title=title, subtitle=subtitle)
 

@@ -111,6 +111,7 @@ async def sample(
             step_limit=order.step_limit,
             success_threshold=config.curation.success_threshold,
             agent=config.agent,
+            max_tokens=0 if writer else config.rollout.max_tokens,
         )
         failed: bool | None = None
         turns = writer(env) if writer else _Turns(env, policy, source.temperature, config.rollout.max_tokens)

@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 GUARD_SECONDS = 2.0
 SWEEP_SECONDS = 60.0
 PAUSES = 20
-"""How many times as long as a sweep took the pause after it is at least: there may be millions of screenshots."""
+"""How many times as long as a sweep worked the pause after it is at least: there may be millions of screenshots."""
 SHARD_PAUSE_SECONDS = 0.05
 """The pause between two folders of screenshots, so that a sweep of a million leaves the disk to others."""
 TRAJECTORIES_AT_ONCE = 32
@@ -146,19 +146,19 @@ class Housekeeping:
             await asyncio.sleep(GUARD_SECONDS)
 
     async def _keep_bounds(self) -> None:
-        directory, put_back, took = self._database.blobs.directory, False, 0.0
+        directory, put_back, due = self._database.blobs.directory, False, 0.0
         while True:
             if directory and not put_back:
                 with self._put_off("put back"):
                     if again := await asyncio.to_thread(directory.put_back):
                         self._journal.event("screenshots_put_back", files=again)
                     put_back = True
-            await asyncio.sleep(max(SWEEP_SECONDS, PAUSES * took))
-            began = time.monotonic()
-            if directory and put_back:
+            await asyncio.sleep(SWEEP_SECONDS)
+            if directory and put_back and (began := time.monotonic()) >= due:
                 with self._put_off("sweep"):
                     self._tell(await self.sweep(directory))
-            took = time.monotonic() - began
+                ended = time.monotonic()
+                due = ended + PAUSES * (ended - began - SHARDS * SHARD_PAUSE_SECONDS)
             with self._put_off("trim"):
                 await self.trim()
 

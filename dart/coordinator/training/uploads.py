@@ -67,7 +67,7 @@ class Uploads:
                 bytes=size,
                 seconds=round(time.monotonic() - began, 2),
             )
-            broken = await asyncio.to_thread(incomplete_copies, url)
+            broken = await asyncio.to_thread(incomplete_copies, url) - {folder.name}
             whole = [name for name in await asyncio.to_thread(copies, url) if name not in broken]
             for old in [*broken, *sorted(whole, key=self._age)[: -self._keep]]:
                 await asyncio.to_thread(remove_copy, f"{url}/{old}")

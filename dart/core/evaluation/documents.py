@@ -52,7 +52,8 @@ class Success(Rate):
     not_evaluated: NotRequired[list[NotEvaluated]]
     """Their episodes are in none of the other fields. Evaluations of earlier versions of dart lack it."""
     unjudged_attempts: NotRequired[dict[str, int]]
-    """Of each task, the attempts that were over and had to be made again because the world could not judge them."""
+    """Of each task, the attempts that failed at their verdict, in this process of the run. Evaluations of earlier
+    versions of dart lack it."""
 
 
 ByDecoding = dict[Decoding, Success]

@@ -79,9 +79,14 @@ def copies(url: str) -> list[str]:
 
 def incomplete_copies(url: str) -> set[str]:
     """The names of those copies that broke off, or are being made. Raises OSError."""
-    names = copies(url)
+    broken = set()
     with _at(url) as (fs, root):
-        return {name for name in names if not fs.exists(f"{root}/{name}/{manifest.NAME}")}
+        for name in copies(url):
+            try:
+                fs.info(f"{root}/{name}/{manifest.NAME}")  # `exists` takes any trouble for a no
+            except FileNotFoundError:
+                broken.add(name)
+    return broken
 
 
 def remove_copy(url: str) -> None:

@@ -186,7 +186,8 @@ def test_attempts_that_the_world_could_not_judge_are_told(tmp_path: Path, monkey
     unjudged = summary["evaluation"]["unjudged_attempts"]
     assert list(unjudged) == ["task-1"] and 0 < unjudged["task-1"] <= EPISODES // 4
     (line,) = undone(summary["evaluation"])
-    assert line.startswith(f"not judged: {unjudged['task-1']} attempts, {unjudged['task-1']} of them of task-1, which")
+    count = unjudged["task-1"]
+    assert line.startswith(f"not judged: {count} attempts failed at their verdict, {count} of them of task-1; if")
 
 
 @pytest.mark.parametrize("code", [pb.FAILURE_CODE_ENVIRONMENT, pb.FAILURE_CODE_TASK])
