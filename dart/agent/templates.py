@@ -9,8 +9,9 @@ actions that are too old to be shown as turns.
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from dart.agent.qwen3_vl import TOOL
 from dart.config.policy import INSTRUCTION, NOTE, Agent, PromptTexts, Shown
@@ -186,6 +187,12 @@ TEMPLATES: dict[str, Template] = {
 def template_of(agent: Agent) -> Template:
     """The agent's template, with its note."""
     return _made(agent.prompt, agent.template, agent.note)
+
+
+def digest_of(agent: Agent) -> str:
+    """What tells the agent's prompt from others of the same name, of another version of dart for example."""
+    texts = "\0".join(astuple(template_of(agent)))
+    return hashlib.sha256(texts.encode()).hexdigest()[:12]
 
 
 @functools.cache

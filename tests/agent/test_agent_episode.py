@@ -209,6 +209,31 @@ async def test_a_truncated_turn_is_unparsable_whatever_it_says() -> None:
     assert trajectory.steps[0].parse_error == "truncated: the token limit ended the turn after 1 tokens"
 
 
+@pytest.mark.parametrize(
+    ("cut_at", "max_tokens", "termination", "steps"),
+    [
+        (1, 9, Termination.CONTEXT_FULL, 1),
+        (1, 1, Termination.UNPARSABLE, 2),
+        (0, 9, Termination.UNPARSABLE, 1),
+        (1, 0, Termination.UNPARSABLE, 2),
+    ],
+)
+async def test_a_turn_that_the_end_of_the_context_cut_is_no_mistake_in_its_text(
+    cut_at: int, max_tokens: int, termination: Termination, steps: int
+) -> None:
+    """It has one token of `max_tokens`. In the first turn there is no history that could be too long."""
+
+    class Cut(Script):
+        async def generate(self, prompt: Prompt) -> Generation:
+            self.truncate = len(self.prompts) == cut_at
+            return await super().generate(prompt)
+
+    world = World()
+    trajectory = await run(world, Cut([CLICK, WAIT]), replace(SPEC, max_tokens=max_tokens))
+    assert (trajectory.termination, len(trajectory.steps)) == (termination, steps)
+    assert (trajectory.reward, len(world.actions)) == (0.0, cut_at)
+
+
 async def test_no_verdict_is_no_success_even_with_a_threshold_of_nothing() -> None:
     spec = replace(SPEC, success_threshold=0.0)
     assert not (await run(World(), Script(["?"]), spec)).success

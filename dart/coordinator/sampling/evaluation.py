@@ -16,6 +16,7 @@ from itertools import chain, islice
 from statistics import fmean
 from typing import Any
 
+from dart.agent.templates import digest_of
 from dart.config import Config
 from dart.coordinator.fleet.environments import EnvPool
 from dart.coordinator.fleet.sessions import InfrastructureError, SetUpFailed
@@ -231,7 +232,7 @@ class Evaluation:
             "step_limit": cap,
             "step_limits": limits,
             "not_held_out": [name for name in names if name in seen],
-            "settings": settings_of(self._config.as_json()),
+            "settings": settings_of(self._config.as_json()) | {"prompt": digest_of(self._config.agent)},
         }
 
 
