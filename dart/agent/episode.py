@@ -86,15 +86,12 @@ async def run_episode(env: Env, policy: Policy, spec: EpisodeSpec, grammar: Gram
         image, notes = observation.image, shown(spec.agent, observation)
         prompt = conversation.prompt(image, notes)
         try:
-            generation = await policy.generate(prompt)
+            generation = await _turn(policy, prompt, spec, first=not steps)
         except ContextFull:
             if not steps:
                 raise
             # Not an infrastructure failure: a new attempt would end here again, and long trajectories would be missing.
             termination = Termination.CONTEXT_FULL
-            continue
-        if steps and generation.truncated and len(generation.token_ids) < spec.max_tokens:
-            termination = Termination.CONTEXT_FULL  # which cut the turn, and not its own length
             continue
         action, parse_error, rules = _read(generation, grammar, image)
         tree, error = observation.accessibility_tree, observation.last_action_error
@@ -132,6 +129,14 @@ async def run_episode(env: Env, policy: Policy, spec: EpisodeSpec, grammar: Gram
         state_success=state is not None and state.reward >= spec.success_threshold,
         **{name: getattr(verdict, name) for name in VERDICT},
     )
+
+
+async def _turn(policy: Policy, prompt: Prompt, spec: EpisodeSpec, first: bool) -> Generation:
+    """The policy's turn. Raises ContextFull if the end of the context cut it, and not its own length."""
+    generation = await policy.generate(prompt)
+    if not first and generation.truncated and len(generation.token_ids) < spec.max_tokens:
+        raise ContextFull("the answer reached the end of the context")
+    return generation
 
 
 def _goals(observation: Observation, spec: EpisodeSpec) -> tuple[Image, ...]:
