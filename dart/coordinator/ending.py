@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from dart.errors import UserError
+from dart.errors import UserError, ungrouped
 
 
 async def saved_in_time(
@@ -16,20 +16,19 @@ async def saved_in_time(
 
     watch: notices meanwhile if the trainer is gone, which makes `save` fail.
     """
-    saving, *others = [asyncio.ensure_future(each) for each in (save, watch, hurry.wait())]
     try:
-        await asyncio.wait({saving, others[-1]}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        if saving.done():
-            await saving
-            return ""
+        with ungrouped(UserError, OSError):
+            async with asyncio.TaskGroup() as tasks:
+                saving, hurried = tasks.create_task(save), tasks.create_task(hurry.wait())
+                watching = tasks.create_task(watch)
+                await asyncio.wait({saving, hurried}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+                saved = saving.done()
+                for each in (saving, hurried, watching):
+                    each.cancel()
     except (UserError, OSError) as error:
         return str(error)
-    finally:
-        for each in (saving, *others):
-            each.cancel()
-        await asyncio.gather(saving, *others, return_exceptions=True)
-    return (
-        "Ctrl-C did not wait for it"
-        if hurry.is_set()
-        else (f"it took longer than checkpoint.interrupt_seconds ({seconds:g} s)")
-    )
+    if saved:
+        return ""
+    if hurry.is_set():
+        return "Ctrl-C did not wait for it"
+    return f"it took longer than checkpoint.interrupt_seconds ({seconds:g} s)"
