@@ -9,7 +9,8 @@ The result is the time of training until success in training reaches a level tha
 updates that it took; a run ends once it has reached all levels, and those that never do are censored after 30 minutes
 of training, and shown so. Twelve runs, one at a time: at most six and a half hours on two cores. It can be stopped at
 any moment, but a run that was interrupted shows a little more time than one that was not, and the report names it.
---report makes the table and the picture of what is there. Writes results/learning/wallclock.json and wallclock.png.
+--protocol wallclock_equal_steps: optimiser steps of one size in all arms, one level, and up to 60 minutes a run.
+--report makes the table and the picture of what is there. Writes results/learning/PROTOCOL.json and PROTOCOL.png.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from typing import Generic
 from benchmarks.trials import findings, once, showing, sweep
 from benchmarks.trials.base import base_row, base_success, check_gates, has_base
 from benchmarks.trials.findings import Runs
-from benchmarks.trials.protocol import P, Protocol, check_committed, load, marks
+from benchmarks.trials.protocol import FOLDER, P, Protocol, check_committed, load, marks
 from benchmarks.trials.records import Point, Progress
 from benchmarks.trials.sweep import Patience, Plan
 from dart.core.json_text import JSON
@@ -36,7 +36,10 @@ def silent(found: Mapping[str, JSON]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Experiment(Generic[P]):
-    """`by`, `label`: the axis that learning curves are drawn over. `measure`: further results, which `show` prints."""
+    """`by`, `label`: the axis that learning curves are drawn over. `measure`: further results, which `show` prints.
+
+    `path`: the protocol, unless --protocol names another.
+    """
 
     path: Path
     kind: type[P]
@@ -50,21 +53,28 @@ class Experiment(Generic[P]):
 
 
 def main(experiment: Experiment[P]) -> None:
-    options = arguments(experiment.doc)
+    options = arguments(experiment.doc, experiment.path)
+    path: Path = options.protocol
     try:
-        protocol = load(experiment.path, experiment.kind)
-        plan = plan_of(experiment.path, protocol, options.jobs, options.piece_minutes)
+        protocol = load(path, experiment.kind)
+        plan = plan_of(path, protocol, options.jobs, options.piece_minutes)
         if (over := experiment.over) is not None:
             plan = replace(plan, over=lambda run: over(run, protocol))
         if not options.report:
-            run(experiment.path, chosen(plan, options.arms), protocol, Patience(options.minutes))
+            run(path, chosen(plan, options.arms), protocol, Patience(options.minutes))
         report(experiment, plan, protocol)
     except UserError as error:
         raise SystemExit(f"error: {error}") from None
 
 
-def arguments(doc: str | None) -> argparse.Namespace:
+def arguments(doc: str | None, protocol: Path | None = None) -> argparse.Namespace:
+    """The command's options. `protocol`: the experiment's own, which --protocol replaces; None: there is no such option."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    if protocol is not None:
+        parser.add_argument(
+            "--protocol", type=named_protocol, default=protocol, metavar="NAME",
+            help=f"another protocol for this experiment, of those in learning/protocols [default: {protocol.stem}]",
+        )  # fmt: skip
     parser.add_argument("--minutes", type=float, help="begin no piece of a run after this long")
     parser.add_argument("--jobs", type=int, help="runs at a time [default: the protocol's]")
     parser.add_argument(
@@ -73,6 +83,14 @@ def arguments(doc: str | None) -> argparse.Namespace:
     parser.add_argument("--arms", nargs="+", metavar="ARM", help="make the runs of these arms alone [default: of all]")
     parser.add_argument("--report", action="store_true", help="run nothing; table and picture of the finished runs")
     return parser.parse_args()
+
+
+def named_protocol(name: str) -> Path:
+    """Raises ArgumentTypeError, which argparse reports."""
+    if not (path := FOLDER / f"{name}.yaml").is_file():
+        known = ", ".join(sorted(one.stem for one in FOLDER.glob("*.yaml")))
+        raise argparse.ArgumentTypeError(f"{name} is no protocol: write one of {known}")
+    return path
 
 
 def _above_0(text: str) -> float:
