@@ -68,7 +68,7 @@ def main(experiment: Experiment[P]) -> None:
 
 
 def arguments(doc: str | None, protocol: Path | None = None) -> argparse.Namespace:
-    """The command's options. `protocol`: the experiment's own, which --protocol replaces; None: there is no such option."""
+    """The command's options. `protocol`: the experiment's own, which --protocol replaces; None: without that option."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     if protocol is not None:
         parser.add_argument(
