@@ -5,7 +5,7 @@ trainer are timing models (`benchmarks.simulation.timings` has every number with
 sampling, synchronous training and all replicas updated at once; "decoupled" is DART's schedule. Between the two, each
 of the three is changed alone, on the paper's two set-ups. Further runs have adaptive data curation; a coupled baseline
 with a batch as large as the cluster, which keeps more environments busy and makes fewer and larger updates; smaller
-and larger trainers; and 1,000 and 10,000 environments. The set-ups with "honest" in their names have timings derived
+and larger trainers; and 1,000 environments. The set-ups with "honest" in their names have timings derived
 for full-HD screenshots (`benchmarks.simulation.full_hd`), and `--only honest` runs these alone. Finished runs are kept,
 so it can be stopped and started again; --anew discards them, with --only those of its set-ups. Runs with other timings
 or of another length are not continued. Writes results/efficiency.json, whose date and machine are those of the newest
@@ -36,8 +36,8 @@ KEPT = (
     "infrastructure_failures", "train_seconds", "time", "real_seconds", "cpu_seconds",
 )  # fmt: skip
 IDENTITY = ("set_up", "rung", "hours")
-LARGE_HOURS = {1000: 1.0, 10_000: 0.5}
-"""Environments → hours at most: six episodes each, or three. The first batch comes after a quarter of an episode."""
+LARGE_HOURS = {1000: 1.0}
+"""Environments → hours at most: six episodes each. The first batch comes after a quarter of an episode."""
 RATIOS = tuple(report.PAPER)
 
 SYNC_FIGURE = SetUp("80 environments, 4 replicas", 80, 4)

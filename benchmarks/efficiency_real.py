@@ -49,6 +49,20 @@ def last_success(run: Record) -> float:
     return run["curve"][-1][2] if "curve" in run else curve(run["episodes"])[-1].success
 
 
+def last_update_seconds(run: Record) -> float:
+    """Seconds of training until the last update, as the roll-outs that finished after it know it."""
+    if "curve" in run:
+        return run["curve"][-1][1]  # a point for each update
+    after = (one.seconds for one in run["episodes"] if one.update == run["updates"])
+    return min(after, default=run["train_seconds"])
+
+
+def actions_trained_on(run: Record) -> float:
+    """Per minute until the last update. A batch that is not complete when the clock stops counts for nothing, and the
+    time that it took would make the schedule with the larger share of unfinished work look slower than it is."""
+    return run["trained_actions_per_minute"] * run["train_seconds"] / last_update_seconds(run)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, default=CONFIG)
@@ -72,6 +86,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = [
         {"rung": name, "runs": len(made)}
         | {field: round(statistics.fmean(run[field] for run in made.values()), 4) for field in SHOWN}
+        | {"trained_actions_per_minute": round(statistics.fmean(map(actions_trained_on, made.values())), 2)}
         | {
             "success": round(statistics.fmean(last_success(run) for run in made.values()), 4),
             "time": next(iter(made.values()))["time"],

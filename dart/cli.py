@@ -123,6 +123,7 @@ def coordinator(
 @click.option("--tls-key", type=click.Path(path_type=Path), help="The private key of --tls-certificate.")
 @click.option("--until-finished", is_flag=True, help="Exit with 0 only when the run is finished, else with 75.")
 @click.option("--parent-watch", is_flag=True, hidden=True, help="End when standard input closes.")
+@click.option("--ending-seconds", type=float, default=20.0, hidden=True, help="How long that may take.")
 def worker(
     role: str,
     address: str | None,
@@ -133,6 +134,7 @@ def worker(
     tls_key: Path | None,
     until_finished: bool,
     parent_watch: bool,
+    ending_seconds: float,
 ) -> None:
     """Run one worker. The coordinator sends it all other settings; its token is read from DART_TOKEN.
 
@@ -142,7 +144,10 @@ def worker(
     from dart.commands.worker import run_worker
 
     tls = tls_ca, tls_certificate, tls_key
-    run_worker(role, address, run_directory, worker_id, tls, until_finished=until_finished, parent_watch=parent_watch)
+    run_worker(
+        role, address, run_directory, worker_id, tls,
+        until_finished=until_finished, ending_seconds=ending_seconds if parent_watch else None,
+    )  # fmt: skip
 
 
 main.add_command(launch)

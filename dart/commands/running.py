@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from logging.handlers import RotatingFileHandler
 from typing import Any
 
@@ -61,6 +62,11 @@ def check_before(config: Config, job: Job) -> None:
     """
     from dart.commands.doctor import problems
 
+    if config.server.tls_client_ca is not None:
+        raise UserError(
+            "server.tls_client_ca: workers on this machine are given no certificates: remove it; they prove themselves "
+            "with their tokens"
+        )
     if found := problems(config, job):
         raise UserError("\n".join(found))
     for warning in memory_warnings(config, job) if job.model else ():
@@ -152,7 +158,7 @@ async def _resumed(wanted: JobRun, database: Database) -> Start:
         click.echo(f"skipped checkpoint {broken}")
     if start.broken:
         click.echo(f"continuing from {start.checkpoint}; training done after it is repeated")
-    await database.resume_run()
+    await database.resume_run(_renewed(wanted.config))
     return start
 
 
@@ -170,8 +176,13 @@ async def _continued(wanted: JobRun, database: Database) -> Start:
             f"--resume {folder}: it was begun with {name} {before.get(name)}, and this is {now.get(name)}: use "
             f"{wanted.directory.config}, with the same endpoint if it has one, or begin a new evaluation"
         )
-    await database.resume_run()
+    await database.resume_run(_renewed(wanted.config))
     return Start(first_event=await database.last_sequence() + 1)
+
+
+def _renewed(config: Config) -> dict[str, object]:
+    """What others read from the record of a run while it goes on: how to reach it, and where `dart track` sends it."""
+    return {name: section for name, section in config.as_json().items() if name in ("server", "tracking")}
 
 
 def _with_defaults(recorded: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -238,7 +249,8 @@ async def _launch(wanted: JobRun, run: Run, beside: Beside | None) -> None:
         children += local_children(wanted.config, address, wanted.job)
     else:
         click.echo(f"coordinator listens on {address}; start workers with --coordinator {address}")
-    await Launcher(children, wanted.directory.logs, wanted.config.retention.log_bytes).run()
+    bound = wanted.config.retention.log_bytes
+    await Launcher(children, wanted.directory.logs, bound, run.hurry, partial(click.echo, err=True)).run()
     await asyncio.Event().wait()
 
 

@@ -96,7 +96,7 @@ def serve_world(options: ServeOptions) -> None:
     keep_memory()
     import uvloop
 
-    with listening:
+    with listening, contextlib.suppress(asyncio.CancelledError):  # by a signal
         uvloop.run(_serve(environment, listening, token))
 
 
@@ -106,13 +106,20 @@ async def _serve(environment: Environment, listening: socket.socket, token: str 
     server = WorldServer(role, environment, token)
     http = _http_server(server.app())
 
+    this, begun = asyncio.current_task(), False
+    assert this is not None
+
     def stop() -> None:
+        # Sessions end in peace. The world's start, or its close the second time, may take minutes: it is cut short.
+        if not begun or http.should_exit:
+            this.cancel()
         http.should_exit = True
 
     for number in ending_signals():
         asyncio.get_running_loop().add_signal_handler(number, stop)
     try:
         await role.prepare(EnvWorkerConfig(environment=environment).model_dump_json())
+        begun = True
         host, port = listening.getsockname()[:2]
         click.echo(
             f"serving {environment.kind} at http://{address_of(host, port)}: at most {environment.slots} sessions; "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from dart.inspection.runs import masked
 from dart.processes.settings import ending_signals, watch_parent
 from dart.rundir import RunDirectory
 from dart.store.records import RunRecord, RunState
-from dart.trackers.base import KINDS, Tracked, Tracker, make_tracker
+from dart.trackers.base import KINDS, Tracked, Tracker, begins_anew, make_tracker
 from dart.trackers.following import Following, follow, tell_outcome
 
 LOOK_SECONDS = 20.0
@@ -40,12 +41,12 @@ class TrackOptions:
 
 @dataclass(slots=True)
 class _Sent:
-    """One tracker of the run. `path`: where `at` is kept."""
+    """One tracker of the run. `path`: where `at` is kept. `failed`: why it gets nothing more from this process."""
 
     kind: str
     path: Path
     at: Following
-    tracker: Tracker
+    tracker: Tracker | None
     count: int = 0
     failed: str = ""
 
@@ -64,7 +65,11 @@ async def _track(options: TrackOptions, directory: RunDirectory) -> None:
         kinds = tuple(dict.fromkeys(options.to or tracking.to))
         if not kinds:
             raise UserError(f"no tracker is named: use --to with {', '.join(KINDS)}, or set tracking.to in the config")
+        if unknown := [kind for kind in kinds if kind not in KINDS]:
+            raise UserError(f"tracker {unknown[0]!r} is unknown: use {', '.join(KINDS)}")
         trackers = [_begun(kind, options.project or tracking.project, inspector, record) for kind in kinds]
+        for sent in trackers:
+            _tell_failure(sent, options)
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in ending_signals():
@@ -84,33 +89,45 @@ def _begun(kind: str, project: str, inspector: Inspector, record: RunRecord) -> 
     directory = inspector.files.directory
     folder = (directory.trackers / kind).absolute()
     path = directory.trackers / f"{kind}.json"
+    at = Following.read(path, record.id, record.started)
+    if begins_anew(kind):
+        at = Following(id=at.id)
+    tracked = Tracked(project, at.id, directory.name, masked(record.config), folder, at.over)
     try:
-        at = Following.read(path, record.id, record.started)
-        tracked = Tracked(project, at.id, directory.name, masked(record.config), folder, at.over)
         return _Sent(kind, path, at, make_tracker(kind, tracked))
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(f"tracker {kind} cannot start: {error}: check its settings, then run `dart track`") from error
+    except UserError as error:
+        why = str(error)
+    except Exception as error:  # noqa: BLE001  a tracker's library raises whatever it likes
+        why = f"it cannot start: {error}: check its settings"
+    return _Sent(kind, path, at, None, failed=why)
+
+
+def _tell_failure(sent: _Sent, options: TrackOptions) -> None:
+    if sent.failed and options.follow:  # else it is told in a moment, at the end
+        click.echo(f"tracker {sent.kind} failed: {sent.failed}", err=True)
 
 
 async def _send(
     inspector: Inspector, trackers: list[_Sent], tracking: Tracking, stop: asyncio.Event, options: TrackOptions
 ) -> None:
+    state = RunState.RUNNING
     while True:
-        record = await inspector.files.record()
-        state = inspector.files.directory.state(record)
-        over = state != RunState.RUNNING
-        for sent in trackers:
-            await _one(inspector, sent, tracking, options)
+        over = False
+        try:
+            state = inspector.files.directory.state(await inspector.files.record())
+            for sent in trackers:
+                await _one(inspector, sent, tracking, options)
+            over = state != RunState.RUNNING
+        except UserError as error:  # the run cannot be read: its database may be back in a moment
+            if not options.follow or stop.is_set():
+                raise
+            click.echo(f"{error}: it is tried again", err=True)
         if over or not options.follow or stop.is_set() or all(sent.failed for sent in trackers):
             break
-        try:
+        with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), LOOK_SECONDS)
-        except TimeoutError:
-            continue
     for sent in trackers:
-        if not sent.failed:
+        if sent.tracker is not None and not sent.failed:
             try:
                 sent.tracker.close(state)
             except Exception as error:  # noqa: BLE001  as below
@@ -118,19 +135,19 @@ async def _send(
 
 
 async def _one(inspector: Inspector, sent: _Sent, tracking: Tracking, options: TrackOptions) -> None:
-    """A tracker's failure is reported once; it gets nothing more from this process."""
-    if sent.failed:
+    """A tracker's failure is told once; it gets nothing more from this process. Raises UserError if the run cannot be
+    read."""
+    if sent.tracker is None or sent.failed:
         return
     try:
         sent.count += await follow(inspector, sent.tracker, sent.at, tracking.pictures, tracking.pictures_every_updates)
         if not options.parent_watch:  # `dart train` has the outcome sent once its learning curve is drawn
             await tell_outcome(inspector, sent.tracker, sent.at)
     except UserError:
-        raise  # the run cannot be read
+        raise
     except Exception as error:  # noqa: BLE001  a tracker's library raises whatever it likes
         sent.failed = f"{type(error).__name__}: {error}"
-        if options.follow:  # else it is told in a moment, at the end
-            click.echo(f"tracker {sent.kind} failed: {sent.failed}", err=True)
+        _tell_failure(sent, options)
     sent.at.write(sent.path)
 
 

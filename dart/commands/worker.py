@@ -46,16 +46,20 @@ def run_worker(
     tls: Tls,
     *,
     until_finished: bool = False,
-    parent_watch: bool,
+    ending_seconds: float | None = None,
 ) -> None:
     """Serve one role until goodbye. Raises UserError for anything that the user can fix.
 
     `until_finished`: and for a goodbye of a run that will be continued.
 
+    `ending_seconds`: it ends when standard input closes, and this much later at the latest; None: it does not.
+
     `run`: the run's directory, which this machine sees, has the coordinator's address and this role's token.
     """
     if (address is None) == (run is None):
         raise UserError("name either the coordinator with --coordinator HOST:PORT, or its run with --run RUN, not both")
+    if role not in ROLES:
+        raise UserError(f"--role {role!r} is not a role: use {', '.join(ROLES)}")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     faulthandler.enable()
     keep_memory()
@@ -75,8 +79,8 @@ def run_worker(
         preload()  # work that must be done before there are threads or an event loop
     import uvloop
 
-    reason = uvloop.run(_serve(work, options, parent_watch))
-    if parent_watch and reason == STOPPED:  # by a signal: whoever started this worker may start it again
+    reason = uvloop.run(_serve(work, options, ending_seconds))
+    if ending_seconds is not None and reason == STOPPED:  # by a signal: whoever started this worker may start it again
         raise SystemExit(128 + signal.SIGTERM)
     if until_finished and reason != FINISHED:
         raise UserError(f"--until-finished: {reason}: start this worker again to continue", exit_code=NOT_FINISHED)
@@ -114,8 +118,6 @@ def _told_address(run: Path) -> str:
 
 
 def _load(role: str) -> WorkerRole:
-    if role not in ROLES:
-        raise UserError(f"--role {role!r} is not a role: use {', '.join(ROLES)}")
     module, name, remedy = ROLES[role]
     try:
         made: WorkerRole = getattr(importlib.import_module(module), name)()
@@ -126,14 +128,14 @@ def _load(role: str) -> WorkerRole:
     return made
 
 
-async def _serve(role: WorkerRole, options: WorkerOptions, parent_watch: bool) -> str:
+async def _serve(role: WorkerRole, options: WorkerOptions, ending_seconds: float | None) -> str:
     """Why it ended."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in ending_signals():
         loop.add_signal_handler(number, stop.set)
-    if parent_watch:
-        watch_parent(loop, stop.set)
+    if ending_seconds is not None:
+        watch_parent(loop, stop.set, ending_seconds)
     reason = await serve(role, options, stop)
     logging.getLogger(__name__).info("ended: %s", reason)
     return reason

@@ -6,6 +6,7 @@ import difflib
 import re
 import types
 import typing
+from collections.abc import Set
 from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
@@ -42,6 +43,7 @@ def load(path: Path, overrides: typing.Sequence[str] = ()) -> Config:
         raise ConfigError(f"config {path} holds {type(raw).__name__}, not sections: see configs/ladder_demo.yaml")
     for override in overrides:
         _override(raw, override)
+    _drop_old_template(raw, {override.partition("=")[0] for override in overrides})
     return parse(raw, str(path), path.parent)
 
 
@@ -91,6 +93,13 @@ def _with_prompt(raw: dict[str, object], folder: Path) -> dict[str, object]:
     except ValidationError as error:
         raise ConfigError("\n".join(explain(str(path), problem, PromptTexts) for problem in error.errors())) from None
     return raw | {"agent": agent | {"template": template.model_dump()}}
+
+
+def _drop_old_template(raw: dict[str, object], overridden: Set[str]) -> None:
+    """A run's config.yaml has the contents of its prompt beside its name: they go if another prompt is named."""
+    agent = raw.get("agent")
+    if isinstance(agent, dict) and "agent.prompt" in overridden and "agent.template" not in overridden:
+        agent.pop("template", None)
 
 
 def _override(raw: dict[str, object], override: str) -> None:

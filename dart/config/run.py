@@ -210,8 +210,8 @@ TrackerKind = Literal["tensorboard", "wandb", "trackio", "mlflow", "swanlab"]
 class Tracking(Section):
     """Experiment trackers, to which a separate process sends the run (`dart track`).
 
-    Addresses and keys are each tracker's own environment variables (WANDB_MODE, MLFLOW_TRACKING_URI, ...). Without
-    them, everything is kept in `trackers` in the run directory.
+    Addresses and keys are each tracker's own environment variables (WANDB_API_KEY, MLFLOW_TRACKING_URI, ...). Without
+    them, everything is kept in `trackers` in the run directory; W&B does so with WANDB_MODE=offline alone.
     """
 
     to: tuple[TrackerKind, ...] = Field((), description="Any number of them.")
@@ -247,8 +247,9 @@ class Server(Section):
     tls_key: Path | None = Field(None, description="PEM: the key of tls_certificate.")
     tls_client_ca: Path | None = Field(
         None,
-        description="If set, workers must present a certificate of this authority; for `dart coordinator`, whose "
-        "workers are started by hand.",
+        description="If set, whoever connects must present a certificate of this authority; for `dart coordinator`, "
+        "whose workers are started by hand with --tls-certificate. `dart status`, `why`, `control` and `health` and the "
+        "dashboard have none, so they show what is recorded alone.",
     )
     tokens: dict[TokenRole, str] = Field(
         default_factory=dict,

@@ -232,7 +232,8 @@ class Trainer(Section):
         4 << 30,
         ge=0,
         description="With `freeze_vision`, or `lora` without `tower`: host memory of each rank for encoded "
-        "screenshots, so that each is encoded once. One of 1920 × 1080 takes 19 MB with Qwen2.5-VL-7B in bfloat16.",
+        "screenshots, so that each is encoded once; as much again for the reference, if that is a second model. One of "
+        "1920 × 1080 takes 19 MB with Qwen2.5-VL-7B in bfloat16.",
     )
     image_threads: int = Field(
         2, ge=0, description="Threads of each rank that prepare screenshots while it trains; 0: its main thread does."

@@ -125,7 +125,7 @@ class Run:
         )  # fmt: skip
         self._guard = guard
         self._housekeeping = self._make_housekeeping(guard)
-        self._stop, self._hurry = asyncio.Event(), asyncio.Event()
+        self._stop, self.hurry = asyncio.Event(), asyncio.Event()
         self._launcher_failed: Exception | None = None
         self._began = time.monotonic()
         self._roster = Roster(self.fleet, self.journal)
@@ -162,7 +162,7 @@ class Run:
 
     def interrupt(self, by_hand: bool = False) -> None:
         """Stop the run cleanly now; it can be resumed. A second time `by_hand`, do without the last checkpoint."""
-        (self._hurry if by_hand and self._stop.is_set() else self._stop).set()
+        (self.hurry if by_hand and self._stop.is_set() else self._stop).set()
 
     def _while_training(self, lever: str) -> None:
         """Raises UserError unless the run is in its training phase."""
@@ -426,7 +426,7 @@ class Run:
 
     async def _save_last(self) -> None:
         seconds = self.config.checkpoint.interrupt_seconds
-        if why := await saved_in_time(self._training.save(), self.fleet.reap(), self._hurry, seconds):
+        if why := await saved_in_time(self._training.save(), self.fleet.reap(), self.hurry, seconds):
             with contextlib.suppress(OSError):
                 self.journal.event("checkpoint_failed", version=self.progress.counts.version, why=why)
 

@@ -17,6 +17,11 @@ from dart.store.elsewhere.copies import copy_in
 from dart.store.records import CheckpointRecord, RunKind, RunState
 
 
+MOST_UNWRITTEN_EVENTS = 1_000
+"""Numbers that are left out after a restart: watchers are sent events before the database has them, and those of a
+process that was killed in between must not be given to other events."""
+
+
 @dataclass(frozen=True, slots=True)
 class BrokenCheckpoint:
     """A checkpoint that cannot be used."""
@@ -81,7 +86,7 @@ async def starting_point(
         evaluations=evaluations,
         # Numbering continues after every number given out, even if its group or event was lost with the process.
         first_group=await database.group_count() + 1,
-        first_event=await database.last_sequence() + 1,
+        first_event=await database.last_sequence() + 1 + MOST_UNWRITTEN_EVENTS,
         broken=broken,
     )
 

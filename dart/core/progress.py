@@ -244,6 +244,22 @@ class Progress:
             fates=dict(stored.fates),
         )
 
+    def restore_imitation(self, logged: Counts | None) -> None:
+        """Continue counting where an earlier process of an imitation run ended: `logged` as of its last update.
+
+        Updates after the checkpoint are made again; what they had counted is left out by their share.
+        """
+        logged = logged or Counts()
+        share = self.counts.updates / logged.updates if logged.updates else 0.0
+        self._counts = replace(
+            logged,
+            updates=self.counts.updates,
+            version=self.counts.version,
+            trained_steps=round(logged.trained_steps * share),
+            trained_tokens=round(logged.trained_tokens * share),
+            fates={fate: round(count * share) for fate, count in logged.fates.items()},
+        )
+
     # ---- recent trajectories and updates ----
 
     @property

@@ -21,16 +21,18 @@ from weakref import WeakKeyDictionary
 from pydantic import JsonValue
 from sqlalchemy import func, select
 
+from dart.core.fleet.health import Condition
 from dart.inspection.opening import RunFiles
 from dart.inspection.records import Episodes, Lane, Mark, Span, Timeline
 from dart.store import tables as t
 
-KINDS = ("phase", "worker", "environments", "violation", "left_out", "sync_started", "sync", "sync_failed", "update",
-         "stalled", "checkpoint", "trainer_lost", "trainer_remark")  # fmt: skip
+KINDS = ("phase", "worker", "environments", "violation", "left_out", "replica_health", "sync_started", "sync",
+         "sync_failed", "update", "stalled", "checkpoint", "trainer_lost", "trainer_remark")  # fmt: skip
 MOST_EPISODES = 3_000
 AT_ONCE = 5_000
 """Events that are read before others of the dashboard have their turn."""
 SPARE = 100_000
+READY = "ready"
 TRAINER = "trainer"
 """The lane of all ranks together."""
 _ROLES = {"env": "env", "rollout": "rollout", "train": "train"}
@@ -42,6 +44,8 @@ class _Line:
     """A lane that is being put together."""
 
     role: str = ""
+    serves: str = READY
+    """A replica's state while it takes no weights: in quarantine it is not ready."""
     spans: list[Span] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
 
@@ -188,11 +192,14 @@ def _note(lines: dict[str, _Line], kind: str, at: float, sequence: int, data: Ma
             line.change(at, str(data.get("state", "")), f"{data.get('slots', 0)} slots")
         case "sync_started":
             line.change(at, "syncing", f"version {data.get('version')}")
+        case "replica_health":
+            line.serves = READY if data.get("state") == Condition.HEALTHY else str(data.get("state"))
+            line.change(at, line.serves, str(data.get("why") or ""))
         case "sync":
-            line.change(at, "ready")
+            line.change(at, line.serves)
             line.marks.append(Mark(at, "version", f"version {data.get('version')}", sequence))
         case "sync_failed":
-            line.change(at, "ready")
+            line.change(at, line.serves)
             line.marks.append(Mark(at, "failure", str(data.get("why", "")), sequence))
         case "update":
             trainer = data.get("trainer")
@@ -216,6 +223,6 @@ _MARKS = {"checkpoint": "checkpoint", "environments": "missing", "trainer_remark
 def _role(name: str, kind: str) -> str:
     if kind in _OF_TRAINER:
         return "train"
-    if kind.startswith("sync") or kind == "left_out":
+    if kind.startswith("sync") or kind in ("left_out", "replica_health"):
         return "rollout"
     return next((role for part, role in _ROLES.items() if part in name), "")

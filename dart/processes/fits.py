@@ -34,6 +34,8 @@ BATCHED_TOKENS = 8192
 SHARE_OF_CARD = 0.92
 """vLLM's gpu_memory_utilization where the config does not set it: an engine starts only if so much of its GPU is free.
 """
+CHARACTERS_PER_TOKEN = 4
+"""Of an environment's texts."""
 LEFT_TO_WORKERS = 0.95
 """The share of a GPU that several workers on it may plan to use together."""
 
@@ -58,11 +60,17 @@ class Fit:
     """What each replica wants of its GPUs (gpu_memory_utilization), whatever it needs."""
     caches: int
     """Bytes of a rank's caches of screenshots, in host memory."""
+    snapshots: int
+    """Whole models for the replicas and for a checkpoint that rank 0 has in host memory."""
+    receiving: int
+    """GPUs of replicas here that take whole weights through host memory."""
 
     @property
     def host_needs(self) -> Needs:
-        """Host memory of all ranks, if they are on one machine."""
-        return memory.of_trainer_host(self.shape, self.trainer, self.ranks, caches=self.caches)
+        """Host memory of all ranks, if they are on one machine, and of what replicas there receive."""
+        return memory.of_trainer_host(
+            self.shape, self.trainer, self.ranks, self.snapshots, self.caches, self.receiving
+        )
 
     @property
     def rank_needs(self) -> Needs:
@@ -117,9 +125,23 @@ def fit(config: Config, job: Job) -> Fit | None:
         ranks=config.trainer.ranks if isinstance(job, Train) else 0,
         replicas=job.replicas(config),
         share_of_card=_share_of_card(config),
-        caches=config.trainer.image_cache_bytes
-        + (0 if config.trainer.vision_trains else config.trainer.encoded_cache_bytes),
+        caches=config.trainer.image_cache_bytes + _encoded_caches(config),
+        snapshots=1 if config.trainer.serves_adapter else 3,
+        receiving=_receiving(config, job, gpus=bool(gpus)),
     )
+
+
+def _encoded_caches(config: Config) -> int:
+    """Bytes of a rank's caches of encoded screenshots: the policy's, and the reference's if that is another model."""
+    if config.trainer.vision_trains:
+        return 0
+    models = 2 if config.trainer.loss.kl_coefficient > 0 and config.trainer.lora is None else 1
+    return models * config.trainer.encoded_cache_bytes
+
+
+def _receiving(config: Config, job: Job, *, gpus: bool) -> int:
+    over_gloo = gpus and config.sync.transport == "gloo" and not config.trainer.serves_adapter
+    return job.replicas(config) * config.rollout.gpus if over_gloo and isinstance(job, Train) else 0
 
 
 def _share_of_card(config: Config) -> float:
@@ -150,6 +172,7 @@ def expected_prompts(config: Config) -> Prompts:
         screenshot_tokens(agent, config.environment.viewport),
         min(agent.history_turns, config.curation.step_limit),
         config.rollout.max_model_len,
+        agent.history_screenshots * len(agent.show) * agent.shown_characters // CHARACTERS_PER_TOKEN,
     )
 
 
@@ -206,6 +229,10 @@ def too_much(config: Config, job: Job) -> str | None:
 
 
 def _refusals(found: Fit) -> Iterator[str]:
+    heads, ways = found.shape.text.heads, found.replica.tensor_parallel
+    if found.replicas and heads % ways:
+        sizes = ", ".join(str(size) for size in range(1, heads + 1) if not heads % size and size < 2 * ways)
+        yield f"rollout.tensor_parallel: {ways} ways cannot share this model's {heads} attention heads: use {sizes}"
     said = set()
     for gpu, members in found.by_gpu.items():
         card = found.cards.get(gpu)
@@ -279,7 +306,8 @@ def _notes(config: Config, found: Fit) -> Iterator[str]:
     if found.ranks:
         each = f"each of {found.ranks} ranks" if found.ranks > 1 else "its one rank"
         yield f"trainer: {each} needs about {_told(found.rank_needs)}{_there(found, 'trainer')}"
-        yield f"trainer's host memory: about {_told(found.host_needs)}"
+        beside = ", with what the replicas receive" if found.receiving else ""
+        yield f"trainer's host memory{beside}: about {_told(found.host_needs)}"
         yield _time(config, found)
     if found.replicas:
         set_by_hand = config.rollout.kv_cache_bytes is not None

@@ -78,7 +78,8 @@ def _asked(command: Sequence[str]) -> str:
 def place(config: Config, job: Job, gpus: Sequence[str]) -> Placement:
     """The trainer's ranks first, then the replicas, each on GPUs of its own; over gloo they share what there is.
 
-    Raises UserError where NCCL, which cannot work between two processes on one GPU, has too few.
+    Raises UserError where there are too few for one replica, or for NCCL, which cannot work between two processes on
+    one GPU.
     """
     ranks = config.trainer.ranks if isinstance(job, Train) else 0
     replicas, parallel = job.replicas(config), config.rollout.gpus
@@ -88,13 +89,22 @@ def place(config: Config, job: Job, gpus: Sequence[str]) -> Placement:
             f"sync.transport: nccl needs a GPU for each of trainer.ranks ({ranks}) and rollout.replicas ({replicas}) "
             f"x rollout.tensor_parallel ({config.rollout.tensor_parallel}) x rollout.pipeline_parallel "
             f"({config.rollout.pipeline_parallel}), {needed} in all, and this machine has {len(gpus)}: lower one of "
-            "them, or set sync.transport: gloo, with which they may share"
+            "them, or set sync.transport: gloo, with which a rank and a replica may share one"
         )
     if not gpus:
         return Placement()
+    if ranks > len(gpus):  # over NCCL among themselves, whatever the transport to the replicas is
+        raise UserError(
+            f"trainer.ranks ({ranks}): each needs a GPU of its own, and this machine has {len(gpus)}: lower it"
+        )
+    if replicas and parallel > len(gpus):
+        raise UserError(
+            f"rollout.tensor_parallel ({config.rollout.tensor_parallel}) x rollout.pipeline_parallel "
+            f"({config.rollout.pipeline_parallel}): each replica needs {parallel} GPUs, and this machine has {len(gpus)}: "
+            "lower one of them"
+        )
 
     def some(first: int, number: int) -> tuple[str, ...]:
-        # No GPU twice in one process, however few there are.
-        return tuple(dict.fromkeys(gpus[(first + i) % len(gpus)] for i in range(number)))
+        return tuple(gpus[(first + i) % len(gpus)] for i in range(number))
 
     return Placement(some(0, ranks), tuple(some(ranks + i * parallel, parallel) for i in range(replicas)))

@@ -19,7 +19,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,8 +34,12 @@ MOST_RESTARTS = 3
 LASTING_SECONDS = 600.0
 """A child that has run for this long did not fail at its start: its restarts are counted anew."""
 GOODBYE_SECONDS = 5.0
-ENV_GOODBYE_SECONDS = 15.0
-"""An env worker may have machines to give back. It ends itself `ENDING_SECONDS` after its parent's pipe has closed."""
+ENV_GOODBYE_SECONDS = 60.0
+"""An env worker may have machines to give back: `environment.timeouts.close`, or this."""
+MORE_SECONDS = 5.0
+"""How much later an env worker ends itself if its parent's pipe has closed and nobody ends it."""
+TOLD_SECONDS = 6.0
+"""After this much waiting for a process that ends, the user is told of it."""
 TERMINATE_SECONDS = 2.0
 KILLED_SECONDS = 5.0
 """Then only the kernel is waited for, which takes a moment to free the memory of a large process."""
@@ -73,7 +77,8 @@ def local_children(config: Config, address: str, job: Job) -> list[Child]:
             *(prefix or [sys.executable]), "-m", "dart", "worker",
             "--role", role, "--coordinator", address, "--id", name, "--parent-watch", *tls,
         ]  # fmt: skip
-        goodbye = ENV_GOODBYE_SECONDS if role == "env" else GOODBYE_SECONDS
+        goodbye = (config.environment.timeouts.close or ENV_GOODBYE_SECONDS) if role == "env" else GOODBYE_SECONDS
+        command += ["--ending-seconds", f"{goodbye + MORE_SECONDS:g}"] if role == "env" else []
         return Child(name, command, {**extra, **token}, restart=role != "train", goodbye_seconds=goodbye)
 
     children = [child("env", f"env-{n}", {}) for n in range(job.environments(config))]
@@ -101,9 +106,20 @@ def local_children(config: Config, address: str, job: Job) -> list[Child]:
 
 
 class Launcher:
-    def __init__(self, children: Sequence[Child], logs: Path, most_log_bytes: int | None = None) -> None:
-        """`most_log_bytes`: the bound of each child's log, and of the older part kept beside it; None for no bound."""
+    def __init__(
+        self,
+        children: Sequence[Child],
+        logs: Path,
+        most_log_bytes: int | None = None,
+        hurry: asyncio.Event | None = None,
+        say: Callable[[str], None] = LOG.info,
+    ) -> None:
+        """`most_log_bytes`: the bound of each child's log, and of the older part kept beside it; None for no bound.
+
+        `hurry`: once it is set, no child is waited for at the end. `say`: tells the user what is waited for then.
+        """
         self._children, self._logs, self._most_log_bytes = children, logs, most_log_bytes
+        self._hurry, self._say = hurry or asyncio.Event(), say
         self._processes: dict[str, asyncio.subprocess.Process] = {}
 
     async def run(self) -> None:
@@ -208,11 +224,23 @@ class Launcher:
         await _end_groups({process.pid for process in self._processes.values()})
 
     async def _goodbye(self, child: Child) -> None:
-        """Wait until it has ended by itself, as long as it may take."""
-        if (process := self._processes.get(child.name)) is not None:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(child.goodbye_seconds):
-                    await process.wait()
+        """Wait until it has ended by itself, as long as it may take, or until the user is in a hurry."""
+        if (process := self._processes.get(child.name)) is None:
+            return
+        ended, hurry = asyncio.create_task(process.wait()), asyncio.create_task(self._hurry.wait())
+        try:
+            for seconds in (min(TOLD_SECONDS, child.goodbye_seconds), child.goodbye_seconds - TOLD_SECONDS):
+                if seconds <= 0:
+                    break
+                done, _ = await asyncio.wait({ended, hurry}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+                if done:
+                    return
+                if child.goodbye_seconds > TOLD_SECONDS:
+                    self._say(f"{child.name} is still ending: it is given {child.goodbye_seconds:g} s in all, and killed "
+                              "then (Ctrl-C twice: at once)")  # fmt: skip
+        finally:
+            ended.cancel()
+            hurry.cancel()
 
     def _log(self, child: Child) -> Path:
         return self._logs / f"{child.name}.log"

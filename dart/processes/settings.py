@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 
 ENDING_SECONDS = 20.0
-"""A process whose parent is gone ends itself after this long, whatever it is doing."""
+"""A process whose parent is gone ends itself after this long, whatever it is doing, unless it was told another time."""
 
 
 def collect_seldom() -> None:
@@ -35,8 +35,9 @@ def ending_signals() -> list[signal.Signals]:
     return [signal.SIGINT, *heeded]
 
 
-def watch_parent(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> None:
-    """Call `stop` on the loop when standard input, a pipe from the parent, closes: then the parent is gone."""
+def watch_parent(loop: asyncio.AbstractEventLoop, stop: Callable[[], None], seconds: float = ENDING_SECONDS) -> None:
+    """Call `stop` on the loop when standard input, a pipe from the parent, closes: then the parent is gone. The process
+    ends `seconds` later at the latest."""
 
     def watch() -> None:
         # Not sys.stdin: a thread that waits in it holds its lock, and the interpreter aborts if it exits meanwhile.
@@ -44,6 +45,6 @@ def watch_parent(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> N
             pass
         with contextlib.suppress(RuntimeError):  # the loop has ended by itself
             loop.call_soon_threadsafe(stop)
-        threading.Timer(ENDING_SECONDS, os._exit, (1,)).start()
+        threading.Timer(seconds, os._exit, (1,)).start()
 
     threading.Thread(target=watch, daemon=True, name="parent-watch").start()

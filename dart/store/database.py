@@ -125,9 +125,15 @@ class Database(Reader):
         await self._execute(insert(t.runs), row)
         self._run_id = run_id
 
-    async def resume_run(self) -> None:
-        """The run continues in this process, after an earlier one."""
-        await self._update_run(state=r.RunState.RUNNING, finished=None, summary_json=None, control_address=None)
+    async def resume_run(self, renewed: Mapping[str, object] | None = None) -> None:
+        """The run continues in this process, after an earlier one.
+
+        `renewed`: sections of its config that are recorded instead of those that it began with.
+        """
+        config = {**(await self.run()).config, **(renewed or {})}
+        await self._update_run(
+            state=r.RunState.RUNNING, finished=None, summary_json=None, control_address=None, config_json=to_json(config)
+        )
 
     async def set_run_state(self, state: r.RunState, finished: float | None = None) -> None:
         await self._update_run(state=state, finished=finished)

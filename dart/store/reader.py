@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import json
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -9,7 +10,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from sqlalchemy import URL, ColumnElement, Connection, RowMapping, Select, and_, case, func, or_, select
+from sqlalchemy import URL, ColumnElement, Connection, RowMapping, Select, and_, case, exists, func, or_, select
 
 from dart.core.curation.planning import Result
 from dart.core.progress import StoredCounts
@@ -137,8 +138,7 @@ class Reader:
 
         Collected successes count among the lengths, not among the results. Pooled copies do not count at all.
         """
-        c = t.trajectories.c
-        rollouts = self._rollouts(r.GroupKind.TRAINING)
+        c, g = t.trajectories.c, t.groups.c
         seen = self._rollouts(r.GroupKind.TRAINING, r.GroupKind.COLLECTED)
         totals = (
             select(c.task_name, func.max(case((c.success, c.steps))).label("longest"))
@@ -146,14 +146,21 @@ class Reader:
             .group_by(c.task_name)
         )
 
+        def of(*kinds: r.GroupKind) -> ColumnElement[bool]:
+            # Its group is looked up for each trajectory, of which `window` are read: all groups would be for each task.
+            return exists(select(g.id).where(g.id == c.group_id, g.kind.in_(kinds)).correlate(t.trajectories))
+
+        rollouts, successes = of(r.GroupKind.TRAINING), of(r.GroupKind.TRAINING, r.GroupKind.COLLECTED)
+
         def read(connection: Connection) -> list[r.TaskHistory]:
             histories = []
             for row in connection.execute(totals).mappings().all():
-                last = select(c.success, c.reward, c.steps).where(c.task_name == row["task_name"])
+                own = (c.run_id == self.run_id, c.task_name == row["task_name"], c.pooled_from == "")
+                last = select(c.success, c.reward, c.steps).where(*own)
                 last = last.order_by(c.finished.desc(), c.id.desc()).limit(window)
-                ended = connection.execute(last.where(*rollouts))
+                ended = connection.execute(last.where(rollouts))
                 results = [Result(bool(success), reward) for success, reward, _ in ended]
-                lengths = [steps for *_, steps in connection.execute(last.where(*seen, c.success))]
+                lengths = [steps for *_, steps in connection.execute(last.where(successes, c.success))]
                 last_ones = tuple(results[::-1]), tuple(lengths[::-1])
                 histories.append(r.TaskHistory(row["task_name"], row["longest"], *last_ones))
             return histories
@@ -310,6 +317,8 @@ class Reader:
             opened: dict[Task, list[int]] = defaultdict(list)
             for name, *task in connection.execute(groups) if submitted else ():
                 opened[Task(*task)].append(int(name.removeprefix("g")))
+            for numbers in opened.values():
+                numbers.sort()
             return [task for first, task in submitted if not _taken(opened[task], first)]
 
         return await self._reader.run(read)
@@ -355,8 +364,9 @@ def _trajectories(connection: Connection, where: Any) -> list[r.StoredTrajectory
 
 
 def _taken(numbers: list[int], first: int) -> bool:
-    """Take the least number that is `first` or more from the list. False if there is none."""
-    found = min((number for number in numbers if number >= first), default=None)
-    if found is not None:
-        numbers.remove(found)
-    return found is not None
+    """Take the least number that is `first` or more from the sorted list. False if there is none."""
+    place = bisect.bisect_left(numbers, first)
+    if place == len(numbers):
+        return False
+    del numbers[place]
+    return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,15 +73,18 @@ KINDS: dict[str, _Kind] = {
 
 
 def make_tracker(kind: str, tracked: Tracked) -> Tracker:
-    """Begin to track the run, or go on. Raises UserError if the tracker's package is not installed."""
-    if kind not in KINDS:
-        raise UserError(f"tracker {kind!r} is unknown: use {', '.join(KINDS)}")
+    """Begin to track the run, or go on. `kind`: one of KINDS. Raises UserError if its package is not installed."""
     found = KINDS[kind]
     try:
         made: Tracker = getattr(importlib.import_module(found.module), found.name)(tracked)
     except ImportError as error:
-        raise UserError(f"tracker {kind} needs {error.name or error}: {found.remedy}") from None
+        raise UserError(f"it needs {error.name or error}: {found.remedy}") from None
     return made
+
+
+def begins_anew(kind: str) -> bool:
+    """Whether each process sends the run from its beginning: W&B cannot join what several processes recorded offline."""
+    return kind == "wandb" and os.environ.get("WANDB_MODE") in ("offline", "dryrun")
 
 
 def installed(kind: str) -> bool:

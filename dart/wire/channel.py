@@ -116,18 +116,19 @@ def free_port() -> int:
         return int(taken.getsockname()[1])
 
 
-def read_file(path: Path, field: str) -> bytes:
-    """The bytes of a key or certificate file. Raises UserError naming the field."""
+def read_file(path: Path, field: str, wanted: str = "a readable PEM file") -> bytes:
+    """The bytes of a key, certificate or token file. Raises UserError naming the field and what is `wanted`."""
     try:
         return path.read_bytes()
     except OSError as error:
-        raise UserError(f"{field}: {path} cannot be read ({error.strerror}): name a readable PEM file") from None
+        raise UserError(f"{field}: {path} cannot be read ({error.strerror}): name {wanted}") from None
 
 
 def read_token(source: str, field: str) -> str:
     """A token from env:NAME or file:PATH. Raises UserError naming the field, never the token."""
     kind, _, rest = source.partition(":")
-    raw = os.environb.get(rest.encode(), b"") if kind == "env" else read_file(Path(rest), field)
+    wanted = "a readable file with the token alone"
+    raw = os.environb.get(rest.encode(), b"") if kind == "env" else read_file(Path(rest), field, wanted)
     value = raw.decode("utf-8", "replace").strip()
     if not value:
         raise UserError(f"{field}: {source} is empty: put the token there")

@@ -7,6 +7,7 @@ and in the env worker. So the coordinator's side depends on no world, and no wor
 from __future__ import annotations
 
 import importlib
+import logging
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,8 +19,11 @@ from dart.core.action_json import KINDS
 from dart.errors import UserError
 from dart.worlds.closing import close_all
 from dart.worlds.contract import Env, Plug, SyncEnv, World
-from dart.worlds.threads import Threaded
+from dart.worlds.threads import Threaded, all_ended
 
+log = logging.getLogger(__name__)
+CALL_SECONDS = 30.0
+"""How long calls that are under way may take when the world closes."""
 BUILT_IN = {
     "miniwob": "dart.workers.env.miniwob:MiniWob",
     "ladder": "dart.workers.env.ladder:Ladder",
@@ -127,3 +131,5 @@ class _OneEach(World):
 
     async def close(self) -> None:
         await close_all(env.close() for env in self._leased)
+        if not await all_ended(CALL_SECONDS):
+            log.warning("an environment is still in a call, and has not been closed")

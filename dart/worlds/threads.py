@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import queue
 import threading
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -20,6 +21,8 @@ from dart.worlds.contract import Env, SyncEnv, Verdict
 
 T = TypeVar("T")
 _numbers = itertools.count(1)
+_ending: set[threading.Thread] = set()
+"""Threads that end after the call that they are in."""
 
 
 class _Thread:
@@ -27,7 +30,8 @@ class _Thread:
 
     def __init__(self, name: str) -> None:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        threading.Thread(target=self._work, name=f"{name}-{next(_numbers)}", daemon=True).start()
+        self._thread = threading.Thread(target=self._work, name=f"{name}-{next(_numbers)}", daemon=True)
+        self._thread.start()
         self.waiting = 0
         """The number of jobs that have not ended, including those whose callers have gone."""
 
@@ -70,11 +74,22 @@ class _Thread:
 
     def end(self) -> None:
         """End the thread after the jobs already queued."""
+        _ending.add(self._thread)
         self._jobs.put(None)
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             job()
+        _ending.discard(self._thread)
+
+
+async def all_ended(seconds: float) -> bool:
+    """Whether, within this time, every thread that is to end has closed its environment and ended. The process must not
+    end before: these threads would end with it, in the middle of a call and without having closed anything."""
+    until = time.monotonic() + seconds
+    for thread in tuple(_ending):
+        await asyncio.to_thread(thread.join, max(0.0, until - time.monotonic()))
+    return not _ending
 
 
 class Threaded(Env):

@@ -94,6 +94,36 @@ def test_a_replica_that_does_not_fit_is_told_to_use_more_gpus(tmp_path: Path, mo
     assert "rollout.tensor_parallel: 2 (" in told
 
 
+def test_heads_are_shared_evenly_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM refuses anything else, after it has loaded the model."""
+    _cards(monkeypatch, 16, H100)
+    told = fits.too_much(_config(tmp_path, rollout={"replicas": 1, "tensor_parallel": 8}), Evaluate())
+    assert told == "rollout.tensor_parallel: 8 ways cannot share this model's 28 attention heads: use 1, 2, 4, 7, 14"
+    _cards(monkeypatch, 16, Card("a small card", 6 << 30))
+    advised = fits.too_much(_config(tmp_path, rollout={"replicas": 1}), Evaluate())
+    assert advised is not None and "rollout.tensor_parallel: 4 (" in advised and "tensor_parallel: 8" not in advised
+
+
+def test_what_an_environment_shows_is_a_part_of_the_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _cards(monkeypatch, 16, H100)
+    plain = fits.expected_prompts(_config(tmp_path, rollout={"max_model_len": 65_536})).tokens
+    agent = {"show": ["accessibility_tree"], "shown_characters": 8_000, "history_screenshots": 5}
+    shown = fits.expected_prompts(_config(tmp_path, rollout={"max_model_len": 65_536}, agent=agent)).tokens
+    assert shown == plain + 5 * 2_000
+
+
+def test_what_replicas_receive_over_gloo_is_host_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _cards(monkeypatch, 2, H100)
+    here: dict[str, Any] = {"rollout": {"replicas": 1}, "sync": {"transport": "gloo"}}
+    adapter: dict[str, Any] = {"ranks": 1, "lora": {}}
+    needs = fits.fit(_config(tmp_path, **here, trainer=adapter), Train())
+    assert needs is not None and needs.receiving == 1 and needs.snapshots == 3
+    assert any("with what the replicas receive" in note for note in fits.notes(_config(tmp_path, **here, trainer=adapter), Train()))
+    adapter = {"ranks": 1, "lora": {"sync": "adapter"}}
+    needs = fits.fit(_config(tmp_path, **here, trainer=adapter), Train())
+    assert needs is not None and needs.receiving == 0 and needs.snapshots == 1
+
+
 def test_nothing_is_refused_where_cards_or_model_are_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _cards(monkeypatch, 16, H100)
     monkeypatch.setattr(fits, "cards_of", lambda gpus: {})

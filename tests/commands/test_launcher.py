@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from dart import config
+from dart.config.environment import VerbTimeouts
 from dart.errors import UserError
 from dart.job import Evaluate, Train
 from dart.processes import gpus, launcher
@@ -162,6 +163,11 @@ def test_with_too_few_gpus_they_share_or_are_refused() -> None:
         place(_config(1, 1, 2, stages=4), Train(), EIGHT)
     assert place(_config(1, 2, transport="gloo"), Train(), ["3"]) == Placement(("3",), (("3",), ("3",)))
     assert place(_config(4, 5, transport="gloo"), Train(), EIGHT).replicas[-2:] == (("7",), ("0",))
+    with pytest.raises(UserError, match=r"trainer.ranks \(2\).* this machine has 1: lower it"):
+        place(_config(2, 1, transport="gloo"), Train(), ["3"])
+    for job in (Train(), Evaluate()):
+        with pytest.raises(UserError, match=r"rollout.tensor_parallel \(2\) .* needs 2 GPUs, and this machine has 1"):
+            place(_config(1, 1, 2, transport="gloo"), job, ["3"])
     with pytest.raises(UserError, match=r"this machine has 0: lower one of them, or set sync.transport: gloo"):
         place(_config(1, 1), Train(), [])
 
@@ -322,6 +328,33 @@ async def test_each_worker_has_its_time_to_end(tmp_path: Path, takes: float, may
 
 
 def test_env_workers_have_time_to_give_machines_back_before_they_end_themselves() -> None:
-    times = {child.name: child.goodbye_seconds for child in local_children(_config(1, 1), "127.0.0.1:1", Evaluate())}
-    assert times["env-0"] > times["rollout-0"]
-    assert times["env-0"] + launcher.TERMINATE_SECONDS < ENDING_SECONDS
+    config = _config(1, 1)
+    children = {child.name: child for child in local_children(config, "127.0.0.1:1", Evaluate())}
+    env, rollout = children["env-0"], children["rollout-0"]
+    assert env.goodbye_seconds > rollout.goodbye_seconds
+    assert rollout.goodbye_seconds + launcher.TERMINATE_SECONDS < ENDING_SECONDS
+    ends_itself = float(env.command[env.command.index("--ending-seconds") + 1])
+    assert env.goodbye_seconds + launcher.TERMINATE_SECONDS < ends_itself
+    longer = config.model_copy(
+        update={"environment": config.environment.model_copy(update={"timeouts": VerbTimeouts(close=400)})}
+    )
+    (env,) = (one for one in local_children(longer, "127.0.0.1:1", Evaluate()) if one.name == "env-0")
+    assert env.goodbye_seconds == 400 and "405" in env.command
+
+
+async def test_who_is_in_a_hurry_waits_for_no_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "TOLD_SECONDS", 0.1)
+    there, hurry, said = tmp_path / "there", asyncio.Event(), []
+
+    def say(text: str) -> None:
+        said.append(text)
+        hurry.set()
+
+    child = Child("env-0", [sys.executable, "-c", SLOW, str(there), "60"], goodbye_seconds=60)
+    running = asyncio.create_task(Launcher([child], tmp_path / "logs", None, hurry, say).run())
+    while not there.exists() or not there.read_text():
+        await asyncio.sleep(0.02)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert there.read_text() == "there" and said[0].startswith("env-0 is still ending: it is given 60 s in all")

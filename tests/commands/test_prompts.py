@@ -63,6 +63,17 @@ def test_the_resolved_config_needs_no_file(tmp_path: Path) -> None:
         load(tmp_path / "config.yaml")
 
 
+def test_another_prompt_replaces_the_text_that_a_runs_config_has(tmp_path: Path) -> None:
+    resolved = tmp_path / "resolved.yaml"
+    resolved.write_text(yaml.safe_dump(json.loads(load(written(tmp_path)).model_dump_json())))
+    (tmp_path / "other.yaml").write_text("{system: another, user: '{instruction}'}")
+    other = load(resolved, ["agent.prompt=other.yaml"])
+    assert other.agent.template is not None and other.agent.template.system == "another"
+    assert load(resolved, ["agent.prompt=ui_tars"]).agent.template is None
+    with pytest.raises(ConfigError, match="otter.yaml cannot be read"):
+        load(resolved, ["agent.prompt=otter.yaml"])
+
+
 @pytest.mark.parametrize("name", ["ui_tars", "qwen3_vl"])
 def test_a_note_is_the_end_of_the_system_message(name: Literal["ui_tars", "qwen3_vl"]) -> None:
     plain, noted = Agent(grammar=name, prompt=name), Agent(grammar=name, prompt=name, note=PASSWORD)

@@ -123,6 +123,18 @@ def test_a_resumed_run_takes_exact_counts_from_the_database_and_the_rest_from_th
     assert counts.staleness == logged.staleness
 
 
+def test_imitation_that_is_resumed_counts_on_from_its_last_update() -> None:
+    logged = Counts(10, 10, weight_syncs=18, trained_steps=400, trained_tokens=8000, fates={"trained": 80})
+    progress = Progress(1)
+    progress.resumed(update=5, version=5)
+    progress.restore_imitation(logged)
+    assert progress.counts == Counts(
+        5, 5, weight_syncs=18, trained_steps=200, trained_tokens=4000, fates={"trained": 40}
+    )
+    progress.restore_imitation(None)
+    assert progress.counts == Counts(5, 5)
+
+
 def test_a_run_that_ended_before_its_first_update_is_resumed_too() -> None:
     progress = Progress(1)
     progress.restore(StoredCounts(3, 6, 0, 0, 0, {}), None)

@@ -59,6 +59,24 @@ BEGUN: Sequence[Told] = (
 )
 
 
+async def test_a_replica_in_quarantine_is_not_shown_as_ready(run: RunDirectory) -> None:
+    health = {"replica": "rollout-0", "failures": 3}
+    later: Sequence[Told] = (
+        (200.0, "replica_health", health | {"state": "quarantined", "why": "it answered nothing"}),
+        (210.0, "sync_started", {"replica": "rollout-0", "version": 2}),
+        (211.0, "sync", {"replica": "rollout-0", "version": 2}),
+        (220.0, "replica_health", health | {"state": "probing", "why": "it answered nothing"}),
+        (221.0, "replica_health", health | {"state": "healthy", "why": ""}),
+    )
+    tell(run, (*BEGUN, *later))
+    async with opened(run) as it:
+        (lane,) = (lane for lane in (await it.timeline()).lanes if lane.worker == "rollout-0")
+    assert lane.role == "rollout"
+    assert [span.state for span in lane.spans] == [
+        "syncing", "ready", "quarantined", "syncing", "quarantined", "probing", "ready",
+    ]  # fmt: skip
+
+
 async def test_what_is_sent_since_the_last_answer_closes_what_was_open_then(run: RunDirectory) -> None:
     tell(run, BEGUN)
     async with opened(run) as it:

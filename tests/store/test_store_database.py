@@ -262,6 +262,9 @@ async def test_a_run_and_its_states(database: Database, stores: Stores) -> None:
         await resumed.resume_run()
         run = await resumed.run()
         assert (run.state, run.control_address, run.finished) == (RunState.RUNNING, None, None)
+        assert run.config == {"seed": 1}
+        await resumed.resume_run({"server": {"port": 1}})
+        assert (await resumed.run()).config == {"seed": 1, "server": {"port": 1}}
         await resumed.finish_run({"success_after": math.nan, "updates": 3}, 6.0)
     run = await database.run()
     assert (run.state, run.summary, run.finished) == (RunState.FINISHED, {"success_after": None, "updates": 3}, 6.0)

@@ -10,6 +10,7 @@ import pytest
 from dart.core.action import Action
 from dart.core.types import Observation, Task
 from dart.worlds import SyncEnv, Verdict, WorldOptions
+from dart.worlds.plugs import make
 from dart.worlds.threads import Threaded
 
 HANG_GUARD_SECONDS = 30.0
@@ -67,3 +68,40 @@ async def test_the_thread_of_one_that_cannot_be_closed_ends_all_the_same() -> No
         await made.close()
     await asyncio.to_thread(thread.join, HANG_GUARD_SECONDS)
     assert not thread.is_alive()
+
+
+class Busy(SyncEnv):
+    """Its reset takes until `go` is set."""
+
+    within, go, closed = threading.Event(), threading.Event(), threading.Event()
+
+    def reset(self, task: Task) -> Observation:
+        self.within.set()
+        self.go.wait(HANG_GUARD_SECONDS)
+        raise NotImplementedError
+
+    def act(self, action: Action) -> Observation:
+        raise NotImplementedError
+
+    def judge(self, last: Action, at_limit: bool) -> Verdict:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+async def test_a_world_closes_after_the_calls_that_are_under_way() -> None:
+    """The process ends when its world has closed, and these threads with it."""
+    world = make(Busy)
+    await world.start(WorldOptions(), (1, 1))
+    env = await world.lease()
+    resetting = asyncio.create_task(env.reset(Task("suite", "task")))
+    assert await asyncio.to_thread(Busy.within.wait, HANG_GUARD_SECONDS)
+    resetting.cancel()
+    await asyncio.wait({resetting})
+    closing = asyncio.create_task(world.close())
+    done, _ = await asyncio.wait({closing}, timeout=0.2)
+    assert not done and not Busy.closed.is_set()
+    Busy.go.set()
+    await closing
+    assert Busy.closed.is_set()

@@ -195,6 +195,8 @@ class EnvRole:
             lease = await self._places.take(self.patience)
             if lease is None:
                 why = f"no environment became free within {self.patience:g} s, and {len(self._held)} are held"
+                if reason := self._places.slots().reason:  # there are fewer than there should be
+                    raise CommandError(pb.FAILURE_CODE_ENVIRONMENT, f"{why}: {reason}")
                 raise _invalid(f"{why}: send Release before Reset")
             if key not in self._waiting:
                 self._places.release(lease)

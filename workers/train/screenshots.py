@@ -105,7 +105,9 @@ class ProcessedScreenshots:
         """
         self._wanted = deque({image.sha256: image for image in screenshots}.values())
         wanted = {image.sha256 for image in self._wanted}
-        for digest in [digest for digest in self._begun if digest not in wanted]:
+        # What failed is prepared anew: this time its bytes may have come, or may be readable.
+        failed = {digest for digest, begun in self._begun.items() if begun.done() and begun.exception() is not None}
+        for digest in [digest for digest in self._begun if digest not in wanted or digest in failed]:
             self._begun.pop(digest).cancel()
         self._begin()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
@@ -98,20 +98,22 @@ class Senders:
         replica, _, _ = group_id.rpartition("-")
         if not replica:
             return
-        for former in [one for one in self._open if one.rpartition("-")[0] == replica]:
-            if not self._locks[former].locked():
-                sender = self._open[former]
-                self._forget(former)
-                await self._in_thread(sender.close)
+        await self._leave([one for one in self._open if one.rpartition("-")[0] == replica])
 
     async def _leave_oldest(self) -> None:
         idle = [group_id for group_id in self._open if not self._locks[group_id].locked()]
         passed_over = self._sent - MOST_PASSED_OVER * len(self._open)
         gone = [group_id for group_id in idle if self._last[group_id] < passed_over]
-        for group_id in gone or idle[: max(0, len(self._open) - MAX_GROUPS)]:
-            sender = self._open[group_id]
-            self._forget(group_id)
-            await self._in_thread(sender.close)
+        await self._leave(gone or idle[: max(0, len(self._open) - MAX_GROUPS)])
+
+    async def _leave(self, group_ids: Iterable[str]) -> None:
+        """Leave those of the groups that are still open and idle: while one is left, others may be left elsewhere, or
+        be sent to."""
+        for group_id in group_ids:
+            sender, lock = self._open.get(group_id), self._locks.get(group_id)
+            if sender is not None and not (lock and lock.locked()):
+                self._forget(group_id)
+                await self._in_thread(sender.close)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)

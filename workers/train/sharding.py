@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -31,6 +32,8 @@ from dart.workers.train.model import check_folder, layout_of, load_image_process
 from dart.workers.train.passes.lockstep import InStep, Script, idle_batch
 from dart.workers.train.passes.whole import MakePolicy, Ready
 from dart.workers.train.policy import Blank, Policy
+
+T = TypeVar("T")
 
 BLANK_PIXELS = 64
 """The sides of an image that is encoded where a pass has no other."""
@@ -50,7 +53,7 @@ def load(config: TrainWorkerConfig, folder: Path, device: torch.device, make_pol
         )
     mesh, script = _mesh_of_ranks(device), Script(device)
     dtype: torch.dtype = getattr(torch, config.model.dtype)
-    blank = _blank(folder, device)
+    blank = _on_all(lambda: _blank(folder, device))
 
     lora, referred = config.trainer.lora, config.trainer.loss.kl_coefficient > 0
 
@@ -66,7 +69,8 @@ def load(config: TrainWorkerConfig, folder: Path, device: torch.device, make_pol
     own = sharded(config.model.folder, dtype, False) if referred and lora is None else None
     reference = adapters.SwitchedOff(policy) if referred and lora is not None else own
     idle = idle_batch(blank, layout_of(policy.model, folder)).to(device)
-    return Ready(policy, reference, InStep(script, policy, own, idle, device, policy.kept))
+    encoded = [one.kept for one in (policy, own) if one is not None and one.kept is not None]
+    return Ready(policy, reference, InStep(script, policy, own, idle, device, encoded))
 
 
 def _blank(folder: Path, device: torch.device) -> Blank:
@@ -99,21 +103,20 @@ def _load_sharded(
 ) -> Policy:
     """The folder's model, sharded. prepare: says what trains, of the model without weights as of that with them; dtype:
     of the gathered weights; held: of the parts. Raises UserError on all."""
-    source: PreTrainedModel | None = None
-    problem: str | None = None
-    if dist.get_rank() == 0:
-        try:
+
+    def begun() -> tuple[PreTrainedModel | None, Policy]:
+        source = None
+        if dist.get_rank() == 0:
             source = load_model(folder, torch.device("cpu"))
             prepare(source)
-        except UserError as error:
-            problem = str(error)
-    if (why := collectives.gather(problem)[0]) is not None:
-        raise UserError(why)
-    model = shell(folder, device)
-    if source is not None:
-        model.generation_config = source.generation_config
-    prepare(model)
-    policy = make_policy(model)
+        model = shell(folder, device)
+        if source is not None:
+            model.generation_config = source.generation_config
+        prepare(model)
+        return source, make_policy(model)
+
+    source, policy = _on_all(begun)
+    model = policy.model
     mixed = MixedPrecisionPolicy(
         param_dtype=None if dtype == held else dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
     )
@@ -131,6 +134,18 @@ def _load_sharded(
             part.set_reduce_scatter_unused_params(True, recurse=False)
     script.direct(policy)
     return policy
+
+
+def _on_all(work: Callable[[], T]) -> T:
+    """This rank's result, if every rank has one: no rank waits in vain for another. Raises UserError on all."""
+    result, problem = None, None
+    try:
+        result = work()
+    except UserError as error:
+        problem = str(error)
+    if problems := [one for one in collectives.gather(problem) if one is not None]:
+        raise UserError(problems[0])
+    return result  # type: ignore[return-value]
 
 
 def _is_unit(part: nn.Module, model: PreTrainedModel) -> bool:

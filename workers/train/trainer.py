@@ -74,8 +74,7 @@ class Trainer:
         self.encoded = None if settings.vision_trains else vision.EncodedScreenshots(settings.encoded_cache_bytes)
         self.sharded = (settings.sharding or ("full" if self.state.num_processes > 1 else "none")) == "full"
         if self.sharded:
-            # Imported here, because what it needs of torch is newer than the rest.
-            from dart.workers.train.sharding import load
+            from dart.workers.train.sharding import load  # here, because what it needs of torch is newer than the rest
         else:
             from dart.workers.train.passes.whole import load
         ready = load(config, self.folder, self.device, self._make_policy)
@@ -193,11 +192,11 @@ class Trainer:
         return self._deal(batches.make_rows(samples, self.token_limit, self.layout))
 
     def _deal(self, rows: list[batches.Row]) -> list[list[batches.Row]]:
-        """Assign rows to minibatches, at random but the same every time."""
+        """Assign rows to minibatches, at random but the same every time; ranks begin with different ones."""
         count = self.config.trainer.minibatches
         if count > 1:
             random.Random(f"{self.config.seed}/{self.updates}/{self.rank}").shuffle(rows)
-        return [rows[number::count] for number in range(count)]
+        return [rows[(number + self.rank) % count :: count] for number in range(count)]
 
     def _totals(self, minibatches: list[list[batches.Row]], total_samples: int, total_tokens: int) -> list[Totals]:
         """The totals of each minibatch over all ranks; they must add up to what the coordinator counted."""
@@ -402,8 +401,9 @@ class Trainer:
     def _make_policy(self, model: PreTrainedModel, blank: Blank | None) -> Policy:
         """The policy, or the reference if the model does not train."""
         banned = torch.tensor(load_banned_tokens(self.folder), dtype=torch.int64, device=self.device)
-        kept = self.encoded if any(parameter.requires_grad for parameter in model.parameters()) else None
-        if self.config.trainer.freeze_vision and kept is not None:
+        trains = any(parameter.requires_grad for parameter in model.parameters())
+        kept = self.encoded if trains else self.encoded and self.encoded.for_another()
+        if self.config.trainer.freeze_vision and trains:
             vision.freeze(model)
         if self.config.trainer.fused_kernels and self.device.type == "cuda":
             fused.speed_up(model)

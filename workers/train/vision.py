@@ -49,6 +49,7 @@ class EncodedScreenshots:
     """
 
     def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
         self._held: Held[tuple[torch.Tensor, ...]] = Held(most_bytes, lambda one: sum(part.nbytes for part in one))
         self.encoded = 0
         """How many screenshots the tower was run on."""
@@ -56,6 +57,10 @@ class EncodedScreenshots:
         """How often it was run."""
         self._fresh: list[bytes] | None = None
         """What the pass under way has encoded; None unless passes are announced."""
+
+    def for_another(self) -> EncodedScreenshots:
+        """One of the same size for another model: its tower makes something else of a screenshot."""
+        return EncodedScreenshots(self._most_bytes)
 
     def begin_pass(self) -> None:
         self._fresh = []

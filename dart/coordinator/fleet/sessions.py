@@ -372,7 +372,7 @@ class Fleet:
                 worker.outbox.put(pb.SessionResponse(bye=pb.Bye(reason=why, refused=True)))
                 self.boundary.turned_away(worker.role_and_id, broken)
             return self.boundary.broke(worker, broken)
-        if broken is not None:
+        if broken is not None and worker.state == "starting":  # one that is repeated changes nothing
             self.boundary.broke(worker, broken)
         if worker.state == "starting":
             self.boundary.taken(worker.role_and_id)

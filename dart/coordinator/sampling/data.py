@@ -152,8 +152,7 @@ class DataManager:
     async def finished(self, order: Order, trajectory: Trajectory) -> None:
         await self._database.add_trajectory(trajectory, order.attempt)
         failpoint("trajectory-stored")
-        if (blobs := self._database.blobs) and blobs.directory:  # hundreds wait, and the trainer's are read from there
-            trajectory = without_bytes(trajectory)
+        trajectory = self._to_wait(trajectory)
         self._lifecycle.finished(trajectory)
         self.quarantine.finished(trajectory.task.name)
         self._progress.trajectory_finished(trajectory)
@@ -249,7 +248,8 @@ class DataManager:
                 assert stored is not None, f"{entry.trajectory_id} was stored before it was pooled"
                 lost = usable(replace(stored.trajectory, pooled_from=entry.trajectory_id))
                 if lost is None:
-                    return pooled_copy(stored.trajectory, group.id, self._progress.counts.version, oldest)
+                    success = self._to_wait(stored.trajectory)
+                    return pooled_copy(success, group.id, self._progress.counts.version, oldest)
             except BlobUnreachable as error:  # the next group may have it
                 log.warning("group %s gets no pooled success: %s", group.id, error)
                 return None
@@ -258,6 +258,11 @@ class DataManager:
             if self._pool.discard(entry):
                 self._journal.event("pool_entry_lost", success=entry.trajectory_id, why=lost)
         return None
+
+    def _to_wait(self, trajectory: Trajectory) -> Trajectory:
+        """Without the bytes of its screenshots if the trainer reads them from the directory: hundreds wait."""
+        blobs = self._database.blobs
+        return without_bytes(trajectory) if blobs and blobs.directory else trajectory
 
     # ---- batches ----
 

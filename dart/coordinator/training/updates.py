@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 LOOK_SECONDS = 1.0
 """The time between two checks of the stop conditions while no batch is complete."""
 STARVED_SECONDS = 60.0
+TURN_SECONDS = 0.01
 MOST_REMARKS = 20
 """The most remarks of the trainer that are recorded for one update."""
 SKIPPED = "no gradient of its update was finite, so the trainer skipped it"
@@ -153,18 +154,20 @@ class Training:
             await self._remove_old()  # those that stayed because they were being copied
 
     async def _save(self) -> tuple[str, int]:
-        if self._recording is not None:  # else a resumed run could train on its batch again, with weights that know it
-            await asyncio.shield(self._recording)
+        await self._recorded()
         # A save waits for the update in progress, and includes it; those that follow do not wait for the save.
         now = self._progress.counts.version
         path = self._checkpoints / f"v{now + (self._in_flight is not None):06d}"
         success = self._progress.success_rate
         saved = await self._ranks.save(path.resolve(), now)
         failpoint("checkpoint-saved")
+        while self._in_flight and not self._interrupted and saved.weight_version > self._progress.counts.version:
+            await asyncio.sleep(TURN_SECONDS)  # the answer to the update that it includes is about to be taken up
         if self._interrupted and self._in_flight and saved.weight_version > self._progress.counts.version:
             # The trainer finished the interrupted update before it saved. Its batch is marked as trained on before a
             # resumed run can find the checkpoint; one that does not find it releases the batch again.
             await self._updated(self._in_flight, saved.weight_version, {})
+        await self._recorded()
         record = CheckpointRecord(str(path), saved.weight_version, time.time(), success)
         await self._database.add_checkpoint(record)
         failpoint("checkpoint-recorded")
@@ -172,6 +175,12 @@ class Training:
         self._journal.event("checkpoint", path=str(path), version=saved.weight_version)
         await self._remove_old()
         return str(path), saved.weight_version
+
+    async def _recorded(self) -> None:
+        """Wait until the last update is recorded: a run that is resumed from a checkpoint which knows a batch, while the
+        database does not, would train on it again."""
+        if self._recording is not None:
+            await asyncio.shield(self._recording)
 
     async def _remove_old(self) -> None:
         """Remove the checkpoints beyond `checkpoint.keep`, but for those that somebody reads, or is about to; and older
@@ -201,7 +210,10 @@ class Training:
         self._progress.resumed(self._start.update, self._start.version)
         if self._start.first_group > 1 and (again := await self._database.release_again(self._start.update)):
             self._journal.event("released_again", groups=again, reason="what they had trained was not saved")
-        if self._start.first_group > 1 or self._start.counts is not None:  # imitation makes no groups
+        if isinstance(self._data, Demonstrations):  # it makes no groups: the database has nothing of what it trained on
+            self._progress.restore_imitation(self._start.counts)
+            self._seconds = self._start.train_seconds
+        elif self._start.first_group > 1 or self._start.counts is not None:
             recent = await self._database.recent_outcomes(self._progress.window)
             self._progress.restore(await self._database.totals(), self._start.counts, recent)
             self._seconds = self._start.train_seconds

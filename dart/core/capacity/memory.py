@@ -67,10 +67,10 @@ class Prompts:
     screenshot_tokens: int
 
     @classmethod
-    def expected(cls, screenshots: int, screenshot_tokens: int, turns: int, most: int) -> Prompts:
-        """`screenshots` · (`screenshot_tokens` + 4 of template) + OVERHEAD_TEXT + `turns` · TURN_TEXT, at most
-        `most`."""
-        tokens = screenshots * (screenshot_tokens + 4) + OVERHEAD_TEXT + turns * TURN_TEXT
+    def expected(cls, screenshots: int, screenshot_tokens: int, turns: int, most: int, shown: int = 0) -> Prompts:
+        """`screenshots` · (`screenshot_tokens` + 4 of template) + OVERHEAD_TEXT + `turns` · TURN_TEXT + `shown`, the
+        tokens of texts beside the screenshots; at most `most`."""
+        tokens = screenshots * (screenshot_tokens + 4) + OVERHEAD_TEXT + turns * TURN_TEXT + shown
         return cls(min(tokens, most), screenshots, screenshot_tokens)
 
 
@@ -264,11 +264,16 @@ def _packs(shape: Shape, size: int) -> int:
     return min(size * shape.weights, 2 * PACK + size * largest)
 
 
-def of_trainer_host(shape: Shape, set_up: TrainerSetUp, ranks_here: int, snapshots: int = 3, caches: int = 0) -> Needs:
+def of_trainer_host(
+    shape: Shape, set_up: TrainerSetUp, ranks_here: int, snapshots: int = 3, caches: int = 0, receiving: int = 0
+) -> Needs:
     """Host memory of the ranks on one machine.
 
+    `receiving`: GPUs of replicas here that take weights over gloo, each through a copy in host memory; the sender then
+    has two buffers of the largest tensor.
+
     `caches`: of screenshots, of each rank, once they are full. A snapshot for the replicas: e·P on rank 0, up to
-    `snapshots` at once (staged, being sent, being written). A checkpoint that is being written: 12·P' (masters and
+    `snapshots` at once (staged, being sent, being written; where replicas are sent an adapter, being written alone). A checkpoint that is being written: 12·P' (masters and
     AdamW's moments), by rank 0, or by each rank its part if sharded. Loading, before there is any of that: the weights
     in float32, by every rank, or by one if sharded.
     """
@@ -280,7 +285,8 @@ def of_trainer_host(shape: Shape, set_up: TrainerSetUp, ranks_here: int, snapsho
     kept = snapshots * size * shape.weights
     beyond = max(0, loading - kept - checkpoint)
     parts = {"snapshots": kept, "checkpoint": checkpoint, "loading beyond that": beyond}
-    return Needs({**parts, "caches of screenshots": caches * ranks_here})
+    transfers = size * (receiving * shape.weights + 2 * shape.text.embedding) if receiving else 0
+    return Needs({**parts, "caches of screenshots": caches * ranks_here, "weight transfers": transfers})
 
 
 def _adapter(shape: Shape, set_up: TrainerSetUp) -> int:

@@ -70,9 +70,9 @@ class _Change:
 
 
 def replica_remedies(shape: Shape, set_up: ReplicaSetUp, tokens: int) -> list[str]:
-    """Twice the tensor parallelism as often as helps, and a shorter context."""
+    """Twice the tensor parallelism as often as helps and vLLM can, and a shorter context."""
     told, size = [], set_up.tensor_parallel
-    while size < 8 and size < shape.text.heads:
+    while size < 8 and not shape.text.heads % (2 * size):
         size *= 2
         less = of_replica_gpu(shape, replace(set_up, tensor_parallel=size), tokens).total
         told.append(f"rollout.tensor_parallel: {size} ({gigabytes(less)})")

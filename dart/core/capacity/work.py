@@ -136,8 +136,8 @@ PEAKS = {
 
 def peak_of(card: str) -> float | None:
     """The peak of the card that nvidia-smi calls by this name; None if it is not in the list."""
-    words = card.split()
+    words = set(card.replace("-", " ").split())  # NVIDIA A100-SXM4-80GB
     for name, peak in PEAKS.items():
-        if set(name.split()) <= set(words):
+        if set(name.split()) <= words:
             return peak
     return None

@@ -59,8 +59,10 @@ class ExperiencePool:
         entries = self._entries.get(task.name)
         if not entries:
             return None
-        while self._max_age is not None and entries and update - entries[0].update > self._max_age:
-            entries.popleft()
+        if self._max_age is not None:
+            # In the order in which they finished, which is not always that of their versions.
+            for entry in [one for one in entries if update - one.update > self._max_age]:
+                entries.remove(entry)
         if not entries:
             return None
         best = min(reversed(entries), key=lambda entry: (entry.task != task, entry.uses))

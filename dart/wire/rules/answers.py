@@ -112,6 +112,8 @@ def _observed(observed: pb.Observed, asked: str, command: pb.SessionResponse) ->
         return Violation("Observed.done", "false", "true, with the reward, in answer to an Act with last")
     if not observed.image.sha256 and not (asked == "act" and observed.done):
         return Violation("Observed.image: Image.sha256", "empty", "32 bytes long while the episode goes on")
+    if not all(image.sha256 for image in observed.goal_images):
+        return Violation("Observed.goal_images: Image.sha256", "empty", "32 bytes long")
     if asked == "reset" and observed.done:
         return Violation("Observed.done", "true", "false in answer to a Reset: nothing has been done yet")
     if asked == "reset" and not observed.instruction and not observed.goal_images:

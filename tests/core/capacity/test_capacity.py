@@ -88,6 +88,8 @@ def test_the_longest_prompt_makes_the_largest_micro_batch() -> None:
     small = memory.of_rank(UI_TARS, TrainerSetUp(microbatch_tokens=1000), prompts).parts["activations"]
     assert small == memory.of_rank(UI_TARS, TrainerSetUp(microbatch_tokens=20_000), prompts).parts["activations"]
     assert Prompts.expected(5, FULL_HD, 30, most=10_000).tokens == 10_000
+    plain = Prompts.expected(5, FULL_HD, 30, most=32768).tokens
+    assert Prompts.expected(5, FULL_HD, 30, most=32768, shown=9_000).tokens == plain + 9_000
 
 
 def test_the_kv_cache_is_divided_by_heads_and_by_stages() -> None:
@@ -115,6 +117,8 @@ def test_the_host_keeps_snapshots_and_what_loading_takes_beyond_them() -> None:
     assert shared.total == (2 * 2 + 12) * UI_TARS.weights
     half = memory.of_trainer_host(UI_TARS, TrainerSetUp(ranks=8, sharded=True), ranks_here=4)
     assert half.parts["checkpoint"] == 6 * UI_TARS.weights
+    over_gloo = memory.of_trainer_host(UI_TARS, TrainerSetUp(ranks=8, sharded=True), ranks_here=8, receiving=2)
+    assert over_gloo.parts["weight transfers"] == 2 * (2 * UI_TARS.weights + 2 * UI_TARS.text.embedding)
     adapter = memory.of_trainer_host(UI_TARS, TrainerSetUp(lora_rank=16, lora_targets=("q_proj",)), ranks_here=1)
     assert adapter.parts["checkpoint"] == 12 * UI_TARS.text.adapter(16, ("q_proj",))
 
@@ -186,6 +190,8 @@ def test_seconds_of_an_update() -> None:
         ("NVIDIA H100 NVL", 835e12),
         ("NVIDIA H200", 989e12),
         ("NVIDIA L40S", 362e12),
+        ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("A800-SXM4-80GB", 312e12),
         ("NVIDIA L4", 121e12),
         ("Tesla K80", None),
     ],

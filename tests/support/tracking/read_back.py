@@ -31,11 +31,11 @@ def tensorboard(folder: Path) -> Numbers:
 
 
 def wandb(folder: Path) -> Numbers:
-    """From the files that `wandb sync` sends."""
+    """From the newest folder, which is what one has `wandb sync` send."""
     from wandb.proto import wandb_internal_pb2
 
     found: Numbers = defaultdict(dict)
-    for file in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
+    for file in sorted(folder.glob("wandb/offline-run-*/*.wandb"))[-1:]:
         for encoded in _records(file.read_bytes()):
             record = wandb_internal_pb2.Record.FromString(encoded)
             if record.WhichOneof("record_type") != "history":

@@ -21,6 +21,7 @@ from dart.errors import UserError  # noqa: E402
 from dart.v1 import session_pb2 as pb  # noqa: E402
 from dart.workers.train import collectives  # noqa: E402
 from dart.workers.train.errors import CancelledUpdateError, NonFiniteError, SampleError, UnknownScreenshotError  # noqa: E402
+from dart.workers.train.policy import Policy  # noqa: E402
 from dart.workers.train.trainer import Trainer  # noqa: E402
 
 
@@ -39,7 +40,7 @@ def test_a_frozen_tower_stays_as_it_is_and_a_screenshot_is_encoded_once(tmp_path
     tiny_model.build(tmp_path)
     samples = mixed()
     distinct = {image.sha256 for one in samples for image in one.images}
-    options = {"microbatch_tokens": 150, "loss": {"entropy_quantile": 0.2}}
+    options = {"microbatch_tokens": 150, "loss": {"entropy_quantile": 0.2, "kl_coefficient": 0.1}}
     metrics, changed, trainers = [], [], []
     for chosen in ({}, {"image_threads": 0}, {"freeze_vision": True}):
         one = Trainer(settings(tmp_path, **options, **chosen))
@@ -55,6 +56,9 @@ def test_a_frozen_tower_stays_as_it_is_and_a_screenshot_is_encoded_once(tmp_path
     assert changed[2] and not any("visual" in name for name in changed[2])
     encoded = trainers[2].encoded
     assert encoded is not None and encoded.encoded == len(distinct)
+    reference = trainers[2].reference
+    assert isinstance(reference, Policy) and reference.kept is not None
+    assert reference.kept.encoded == len(distinct), "once by the reference, too"
     trainers[2].save_checkpoint(tmp_path / "saved")
     again = Trainer(settings(tmp_path, resume_from=tmp_path / "saved", freeze_vision=True, **options))
     again.update(samples, *totals(samples))

@@ -26,7 +26,7 @@ from dart.screenshots.header import size_of
 from dart.workers.env.openenv.link import Link
 from dart.workers.env.openenv.templates import EXAMPLES, fill, find, values_of
 from dart.workers.env.web import problem
-from dart.worlds import Env, EnvironmentFailure, Full, Verdict, World, WorldOptions, from_pixels
+from dart.worlds import Env, EnvironmentFailure, Full, Timeouts, Verdict, World, WorldOptions, from_pixels
 from dart.worlds.closing import close_all
 
 NO_IMAGE = Image(b"", "", 0, 0)
@@ -220,6 +220,7 @@ class OpenEnv(World):
     """A session with the server for each environment. A server without room for one has it later."""
 
     Options = OpenEnvOptions
+    timeouts = Timeouts(reset=900.0, act=300.0)  # with `last`, an action is answered with the verdict
 
     def __init__(self) -> None:
         self._options: OpenEnvOptions

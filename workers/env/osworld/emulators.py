@@ -45,8 +45,6 @@ PAUSE_SECONDS = 1.0
 """Between two attempts to delete a machine, at first; twice as long each time."""
 DELETIONS = 4
 """Attempts before a deletion is left to the next comparison."""
-CLOSING_SECONDS = 10.0
-"""How long `close` waits for open orders."""
 
 
 class _Made(BaseModel):
@@ -118,26 +116,28 @@ class Emulators(Pool):
         await self._delete(address.id)
 
     async def close(self) -> None:
-        """Delete all machines. Orders that are still open are waited for a little; the journal keeps the others."""
+        """Delete all machines, and those that orders still make. The journal keeps what is left if this is cancelled."""
         if not self._token:
             return
         if self._always is not None:
             self._always.cancel()
         if self._orders:
-            for order in self._orders:
-                order.add_done_callback(self._unwanted)
-            await asyncio.wait(self._orders, timeout=CLOSING_SECONDS)
-        for order in tuple(self._orders):
-            order.cancel()
+            log.info("waiting for %d orders of machines, to delete what they make", len(self._orders))
+        for order in self._orders:
+            order.add_done_callback(self._unwanted)
         always = [self._always] if self._always is not None else []
-        await asyncio.gather(*self._deletions.values(), *self._orders, *always, return_exceptions=True)
-        await asyncio.gather(*(self._delete(machine) for machine in tuple(self._journal.machines)))
-        if self._journal.machines or self._journal.orders:
-            log.warning(
-                "%d machines and %d orders are left on %s: the next worker with this token deletes them",
-                len(self._journal.machines), len(self._journal.orders), self._url,
-            )  # fmt: skip
-        self._journal.close()
+        known = [self._deletion_of(machine) for machine in tuple(self._journal.machines)]
+        try:
+            # At the same time: if this worker is killed meanwhile, only what was ordered last is left.
+            await asyncio.gather(*self._orders, *known, *always, return_exceptions=True)
+            await asyncio.gather(*self._deletions.values(), return_exceptions=True)
+        finally:
+            if self._journal.machines or self._journal.orders:
+                log.warning(
+                    "%d machines and %d orders are left on %s: the next worker with this token deletes them",
+                    len(self._journal.machines), len(self._journal.orders), self._url,
+                )  # fmt: skip
+            self._journal.close()
 
     async def reconcile(self) -> None:
         """Compare the server's list with the journal. Raises MachineError if the list cannot be read."""
@@ -234,7 +234,8 @@ class Emulators(Pool):
             answer = await self._client.delete(
                 f"{self._url}/emulators/{machine}", headers=self._headers(), timeout=DELETE_SECONDS
             )
-            if answer.status_code == 405:  # an older server knows only this
+            if answer.status_code == 405 or (answer.status_code == 404 and not _own(answer)):
+                # An older server knows only this, and answers the other with a page of its framework's.
                 answer = await self._client.post(
                     f"{self._url}/stop_emulator", headers=self._headers(), json={"emulator_id": machine},
                     timeout=DELETE_SECONDS,
@@ -243,7 +244,7 @@ class Emulators(Pool):
             log.warning("deleting machine %s: %s: %s", machine, type(error).__name__, error)
             return "failed"
         if answer.status_code == 404:
-            return "gone"
+            return "gone" if _own(answer) else "failed"
         if answer.status_code in (401, 403):
             log.warning("deleting machine %s is refused: %s", machine, _message(answer))
             return "refused"
@@ -301,6 +302,14 @@ class Emulators(Pool):
 
     def _headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self._token}"}
+
+
+def _own(answer: httpx.Response) -> bool:
+    """Whether the server's own code answered, and not the framework under it, which has no such address."""
+    try:
+        return isinstance(answer.json(), dict)
+    except ValueError:
+        return False
 
 
 def _message(answer: httpx.Response) -> str:

@@ -29,13 +29,15 @@ from urllib.parse import urlsplit
 
 REQUEST_SECONDS, TRIES, PAUSE_SECONDS = 180.0, 3, 2.0
 MOST_TEXT = 4000
+PASSING = (408, 425, 429)
+"""Statuses below 500 that say "not now"."""
 PACKAGE = "osworld_cube.vm_backend"
 READS = ("/file", "/screen_size", "/window_size", "/desktop_path", "/list_directory")
 _ORIGINAL: dict[str, type] = {}
 
 
 class MachineLost(BaseException):
-    """The machine does not answer. Not an Exception: OSWorld's getters catch those and carry on without a result."""
+    """The machine, or an address that the task needs, does not answer now. Not an Exception: OSWorld's getters catch those and carry on without a result."""
 
 
 class NotEvaluated(Exception):
@@ -92,6 +94,8 @@ class Watch:
         self.lost = ""
         self.failed: dict[str, str] = {}
         """Addresses outside that failed, and why."""
+        self.away: dict[str, str] = {}
+        """Those of them that may answer later: the network or the server has a bad moment, or it wants a pause."""
 
     def __enter__(self) -> Watch:
         self._session.send = lambda session, request, **options: self._sent(session, request, options)
@@ -110,13 +114,22 @@ class Watch:
         try:
             answer = self._send(session, request, **options)
         except self._errors as error:
-            self.failed[request.url] = f"{type(error).__name__}: {error}"
+            self.failed[request.url] = self.away[request.url] = f"{type(error).__name__}: {error}"
             raise
+        self.failed.pop(request.url, None)
+        self.away.pop(request.url, None)
         if answer.status_code >= 400:
             self.failed[request.url] = f"HTTP {answer.status_code}"
-        else:
-            self.failed.pop(request.url, None)
+        if answer.status_code >= 500 or answer.status_code in PASSING:
+            self.away[request.url] = f"HTTP {answer.status_code}"
         return answer
+
+    def without_result(self) -> None:
+        """Raises NotEvaluated or MachineLost if an address outside has failed: then there is no result."""
+        if self.failed.keys() - self.away.keys():
+            raise NotEvaluated(_told(self.failed))
+        if self.away:
+            raise MachineLost(_told(self.away))
 
     def _to_machine(self, session: object, request: Any, options: dict[str, object], path: str, server: bool) -> Any:
         """Requests that only read are tried again; none that runs a program is."""
@@ -219,8 +232,7 @@ def step(asked: Asked) -> Answer:
         try:
             getattr(controller, f"_{asked['step']['type']}_setup")(**asked["step"]["parameters"])
         except Exception as error:
-            if watch.failed:
-                raise NotEvaluated(_told(watch.failed)) from error
+            watch.without_result()
             raise MachineLost(f"{type(error).__name__}: {error}") from error
     return {}
 
@@ -244,8 +256,8 @@ def evaluate(asked: Asked) -> Answer:
             reward, error = 0.0, traceback.format_exc()[-MOST_TEXT:]
         if watch.lost:
             raise MachineLost(watch.lost)
-        if watch.failed and reward < 1:
-            raise NotEvaluated(_told(watch.failed))
+        if reward < 1:
+            watch.without_result()
     return {"reward": min(max(reward, 0.0), 1.0), "error": error}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -57,6 +58,17 @@ class StaticPool(Section):
         "begin in whatever state the last one left.",
     )
     renew_seconds: float = Field(600.0, gt=0, description="How long a revert may take, until the server answers again.")
+
+    @field_validator("renew")
+    @classmethod
+    def _readable(cls, renew: str) -> str:
+        try:
+            words = shlex.split(renew)
+        except ValueError as error:
+            raise ValueError(f"renew {renew!r} cannot be split into words ({error}): correct its quotes") from None
+        if not words:
+            raise ValueError(f"renew {renew!r} names nothing to do: write none, a URL or a command")
+        return renew
 
 
 class EmulatorPool(Section):

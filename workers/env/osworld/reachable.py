@@ -10,7 +10,8 @@ SECONDS = 10.0
 
 
 def unreachable(options: OSWorldOptions) -> str | None:
-    """Which hosts give no screenshot, or that the emulator server does not answer; None if all is well."""
+    """Which hosts give no screenshot, or that the emulator server does not answer; None if all is well, or if the hosts
+    are reverted before an episode and some answer."""
     if options.pool == "emulator":
         url = f"{options.emulator.url.rstrip('/')}/tokens"
         if why := _problem(url):
@@ -19,8 +20,8 @@ def unreachable(options: OSWorldOptions) -> str | None:
     urls = [f"http://{host.host}:{host.server}/screenshot" for host in options.static.hosts]
     with ThreadPoolExecutor(16) as pool:
         wrong = [f"{url} {why}" for url, why in zip(urls, pool.map(_problem, urls), strict=True) if why]
-    if not wrong:
-        return None
+    if not wrong or (options.static.renew != "none" and len(wrong) < len(urls)):
+        return None  # one that an episode has switched off is reverted before it has to answer
     return f"environment.options.static.hosts: {'; '.join(wrong)}: start OSWorld's server there, or leave the host out"
 
 

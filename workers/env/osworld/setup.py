@@ -24,7 +24,7 @@ from dart.errors import UserError
 from dart.workers.env.osworld.machine import Command, Machine, MachineError, Ran
 from dart.workers.env.osworld.tasks import ACCOUNTS, Step
 
-DOWNLOAD_SECONDS, DOWNLOADS = 300.0, 3
+DOWNLOAD_SECONDS, DOWNLOADS = 300.0, 5
 LAUNCH_SECONDS = 2.0
 """Waited after each `launch`, as OSWorld does."""
 UNTIL_PAUSE_SECONDS, UNTIL_FAILURES = 0.3, 5
@@ -36,6 +36,10 @@ UNSUPPORTED = {
     "act": "OSWorld does not implement it", "replay": "OSWorld does not implement it",
     "tidy_desktop": "OSWorld does not implement it",
 }  # fmt: skip
+
+
+PASSING = (408, 425, 429)
+"""Statuses below 500 that say "not now"."""
 
 
 class NotEvaluated(UserError):
@@ -152,7 +156,7 @@ class Downloads:
         await self._client.aclose()
 
     async def get(self, url: str) -> Path:
-        """The file's path. Raises NotEvaluated if the address does not give it."""
+        """The file's path. Raises NotEvaluated if the address does not give it, MachineError if it may do so later."""
         path = self._folder / str(uuid.uuid5(uuid.NAMESPACE_URL, url))
         async with self._locks.setdefault(url, asyncio.Lock()):
             if not path.exists():
@@ -164,7 +168,9 @@ class Downloads:
             try:
                 return await self._fetch_once(url, path)
             except (httpx.HTTPError, httpx.InvalidURL) as error:
-                if attempt == DOWNLOADS - 1:
+                if _passes(error) and attempt == DOWNLOADS - 1:
+                    raise MachineError(f"{url} does not answer now ({type(error).__name__}: {error})") from None
+                if not _passes(error):
                     raise NotEvaluated(
                         f"{url} cannot be downloaded ({type(error).__name__}: {error}): leave the task out, or put the "
                         f"file at {path}"
@@ -186,6 +192,13 @@ class Downloads:
                 await asyncio.to_thread(part.replace, path)
             finally:
                 await asyncio.to_thread(part.unlink, missing_ok=True)
+
+
+def _passes(error: httpx.HTTPError | httpx.InvalidURL) -> bool:
+    """Whether the address may give its file later: the network or the server has a bad moment, or it wants a pause."""
+    if isinstance(error, httpx.HTTPStatusError):
+        return error.response.status_code >= 500 or error.response.status_code in PASSING
+    return not isinstance(error, httpx.InvalidURL | httpx.UnsupportedProtocol)
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,9 +44,9 @@ class InStep(Pace):
         reference: FSDPModule | None,
         idle: MicroBatch,
         device: torch.device,
-        encoded: EncodedScreenshots | None,
+        encoded: Sequence[EncodedScreenshots],
     ) -> None:
-        """`encoded`: what the policy's frozen vision tower keeps."""
+        """`encoded`: what frozen vision towers keep."""
         self._script, self._device, self.idle = script, device, idle
         self._policy, self._reference, self._encoded = policy, reference, encoded
 
@@ -60,8 +60,8 @@ class InStep(Pace):
         result: T | None = None
         trouble: Trouble | None = None
         self._script.begin(name)
-        if self._encoded is not None:
-            self._encoded.begin_pass()
+        for kept in self._encoded:
+            kept.begin_pass()
         try:
             result = work()
         except (NotFinite, TrainError, ValueError) as error:
@@ -79,8 +79,8 @@ class InStep(Pace):
         troubled, first = collectives.largest(numbers, self._device)
         if troubled:
             result = None
-            if self._encoded is not None:
-                self._encoded.take_back()
+            for kept in self._encoded:
+                kept.take_back()
         self._reset(keep_graph=keep_graph and not troubled)
         return Passed(result, trouble, all_passed=not troubled, disturbed=stopped > -first)
 

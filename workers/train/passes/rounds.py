@@ -114,7 +114,9 @@ def halves(part: list[Row], faults: Faults) -> list[list[Row]]:
         return [part[: len(part) // 2], part[len(part) // 2 :]]
     keyed = [branch.keyed for branch in part[0].branches]
     if len(keyed) > 1:
-        faults.too_large(None, f"a row of {len(keyed)} samples and {length} tokens")
+        # A row of several episodes is shorter with a lower limit; one of a single episode is not.
+        limit = None if part[0].straight else length
+        faults.too_large(limit, f"a row of {len(keyed)} samples and {length} tokens")
         return [[Row.of(keyed[: len(keyed) // 2])], [Row.of(keyed[len(keyed) // 2 :])]]
     faults.leave_out(part[0].samples, f"its {length} tokens alone do not fit the device's memory", memory=True)
     return []

@@ -26,7 +26,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pauses as short as this server's boots are."""
     monkeypatch.setenv("OSWORLD_TOKEN", TOKEN)
     monkeypatch.setattr(emulators, "PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr(emulators, "CLOSING_SECONDS", 0.5)
 
 
 def pool_of(server: EmulatorServer, folder: Path, client: httpx.AsyncClient, boot_seconds: float = 30.0) -> Emulators:
@@ -115,12 +114,13 @@ async def test_a_killed_workers_machines_are_deleted_at_the_next_start(tmp_path:
             await again.close()
 
 
-async def test_an_older_server_without_delete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("status", [404, 405])
+async def test_an_older_server_without_delete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int) -> None:
     answer = EmulatorServer._answer
 
     def older(self: EmulatorServer, request: object, body: dict[str, str], token: str) -> tuple[int, object]:
         if getattr(request, "command", "") == "DELETE":
-            return 405, {"code": 405}
+            return status, "Not Found"
         return answer(self, request, body, token)  # type: ignore[arg-type]
 
     monkeypatch.setattr(EmulatorServer, "_answer", older)
@@ -131,6 +131,20 @@ async def test_an_older_server_without_delete(tmp_path: Path, monkeypatch: pytes
             await pool.give_back(await pool.take())
             assert server.of(TOKEN) == set()
             await pool.close()
+
+
+async def test_what_an_open_order_makes_is_deleted_at_the_end(tmp_path: Path) -> None:
+    with EmulatorServer({TOKEN: 2}) as server:
+        server.boots = (0.5, 0.5)
+        async with httpx.AsyncClient(trust_env=False) as client:
+            pool = pool_of(server, tmp_path, client)
+            await pool.start()
+            await pool.take()
+            order = asyncio.create_task(pool.take())
+            await asyncio.sleep(0.1)
+            order.cancel()
+            await pool.close()
+        assert server.calls.count("POST /start_emulator") == 2 and server.of(TOKEN) == set()
 
 
 async def test_each_worker_has_a_token_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,7 +120,6 @@ class Published:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OSWORLD_TOKEN", OURS)
     monkeypatch.setattr(emulators, "PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr(emulators, "CLOSING_SECONDS", 2.0)
 
 
 @pytest.fixture

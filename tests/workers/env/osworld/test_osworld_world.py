@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import json
 import os
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, replace
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
@@ -31,7 +35,9 @@ from dart.worlds import Full
 from dart.worlds.plugs import check, read_options
 
 SCREEN = (160, 224)
-GONE = "http://127.0.0.1:9/nothing"
+AWAY = "http://127.0.0.1:9/nothing"
+GONE = "http://gone/nothing"
+"""Stands for an address of a server that has nothing."""
 RESULT = {"type": "vm_file", "path": "/tmp/note", "dest": "note"}
 RULE = {"type": "rule", "rules": "hello"}
 STEPS = [
@@ -49,6 +55,13 @@ MORE: dict[str, dict[str, object]] = {
     "download": {
         "config": [{"type": "download", "parameters": {"files": [{"url": GONE, "path": "/x"}]}}],
         "evaluator": {"func": "infeasible"},
+    },
+    "download_away": {
+        "config": [{"type": "download", "parameters": {"files": [{"url": AWAY, "path": "/x"}]}}],
+        "evaluator": {"func": "infeasible"},
+    },
+    "gold_away": {
+        "evaluator": {"func": "exact_match", "result": RESULT, "expected": {"type": "cloud_file", "path": AWAY}},
     },
     "drive": {
         "config": [{"type": "googledrive", "parameters": {"settings_file": "x"}}], "evaluator": {"func": "infeasible"},
@@ -86,10 +99,15 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path]]:
     """The tasks and the evaluators."""
-    folder = tmp_path_factory.mktemp("osworld")
-    return standin.tasks(folder / "tasks", **MORE), standin.environment(folder / "evaluators")
+    folder, nothing = tmp_path_factory.mktemp("osworld"), tmp_path_factory.mktemp("nothing")
+    handler = functools.partial(SimpleHTTPRequestHandler, directory=str(nothing))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        more = json.loads(json.dumps(MORE).replace("//gone/", f"//127.0.0.1:{server.server_port}/"))
+        yield standin.tasks(folder / "tasks", **more), standin.environment(folder / "evaluators")
+        server.shutdown()
 
 
 @contextlib.contextmanager
@@ -199,6 +217,14 @@ async def test_an_expected_file_that_cannot_be_had_is_not_a_zero(place: Place, m
     with monkeypatch.context() as later:
         later.setattr(episodes, "TRIED_AGAIN_SECONDS", 0.0)
         await place.env.reset(Task("osworld", "os/gold"))
+
+
+async def test_an_address_that_does_not_answer_now_voids_the_attempt_alone(place: Place) -> None:
+    with pytest.raises(MachineError, match=r"set-up step 1 of 1 \(download\).*http.* does not answer now"):
+        await place.env.reset(Task("osworld", "os/download_away"))
+    with pytest.raises(MachineError, match=r"http.* does not answer"):
+        await place.run("gold_away", note=b"x")
+    await place.env.reset(Task("osworld", "os/gold_away"))
 
 
 async def test_machines_are_given_back_even_if_the_evaluators_fail_to_close(place: Place) -> None:
@@ -431,3 +457,5 @@ def test_doctor_says_which_machines_do_not_answer(prepared: tuple[Path, Path], t
             said = checks["osworld machines"]()
             assert (why is None and said is None) or (why is not None and why in str(said))
             assert [name for name, check in checks.items() if name != "osworld machines" and check()] == []
+        reverted = raw | {"static": {"hosts": [one, "127.0.0.1:9"], "renew": "revert {host}"}}
+        assert OSWorld.checks(OSWorldOptions.model_validate(reverted))["osworld machines"]() is None
