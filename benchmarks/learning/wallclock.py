@@ -7,9 +7,10 @@ and action, 2 to 4 and 0.5 to 2 seconds, because a page answers in milliseconds 
 
 The result is the time of training until success in training reaches a level that the protocol fixed, with the number of
 updates that it took; a run ends once it has reached all levels, and those that never do are censored after 30 minutes
-of training, and shown so. Twelve runs, one at a time: at most six and a half hours on two cores. It can be stopped at
-any moment, but a run that was interrupted shows a little more time than one that was not, and the report names it.
---protocol wallclock_equal_steps: optimiser steps of one size in all arms, one level, and up to 60 minutes a run.
+of training (or what the protocol says), and shown so. Twelve runs, one at a time: at most six and a half hours on two
+cores. It can be stopped at any moment, but a run that was interrupted shows a little more time than one that was not, and the report names it.
+--protocol wallclock_batches: the same with curation in all arms and optimiser steps of one size, where the coupled
+batch fills all environments, and where it fills half of them.
 --report makes the table and the picture of what is there. Writes results/learning/PROTOCOL.json and PROTOCOL.png.
 """
 
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import NamedTuple
@@ -34,11 +35,16 @@ from dart.core.json_text import JSON
 
 
 class Target(Section):
-    """Success in training on these levels: the mean over their tasks of that of `smoothing` roll-outs of each."""
+    """Success in training on these levels: the mean over their tasks of that of `smoothing` roll-outs of each.
+
+    `sustained`: the next `smoothing` roll-outs of each are to have it as well. Success that is there once may be luck,
+    and goes away again: a schedule that is looked at more often would be lucky sooner.
+    """
 
     levels: tuple[str, ...] = Field(min_length=1)
     success: float = Field(gt=0, lt=1)
     smoothing: int = Field(gt=0)
+    sustained: bool = False
 
     @property
     def name(self) -> str:
@@ -85,17 +91,36 @@ class Arrival(NamedTuple):
 
 
 def arrival(run: Progress, target: Target, protocol: Protocol) -> Arrival | None:
-    """The first moment at which success on the target's tasks is at its level; None if there is none.
+    """The first moment at which success on the target's tasks is at its level, and if `sustained` also in the roll-outs
+    after it; None if there is none.
 
     Success is a moving average, and belongs to the middle of what it is taken over: its end would be later the slower a
     schedule samples. It begins with a full window of each task. Successes are shorter than failures, so that of the
     roll-outs that begin together they finish first, and fewer would show more success than there is.
     """
-    full = _count(run, target, protocol) * target.smoothing
-    for window in _windows(run, target, protocol):
-        if len(window) == full and fmean(one.success for one in window) >= target.success:
+    for window, holds in _passing(run, target, protocol):
+        if holds:
             return Arrival(fmean(one.seconds for one in window), fmean(one.update for one in window))
     return None
+
+
+def _passing(run: Progress, target: Target, protocol: Protocol) -> Iterator[tuple[list[Episode], bool | None]]:
+    """The full windows at the level, and whether it is sustained after each; None where too little came after it."""
+    tasks = _count(run, target, protocol)
+    episodes = episodes_of(run, target.levels, protocol)
+    for place, window in enumerate(_windows(run, target, protocol), 1):
+        if len(window) == tasks * target.smoothing and fmean(one.success for one in window) >= target.success:
+            yield window, not target.sustained or _sustained(episodes[place:], tasks, target)
+
+
+def _sustained(after: Sequence[Episode], tasks: int, target: Target) -> bool | None:
+    """Whether the first `smoothing` roll-outs of each task are at the level, too; None if there are fewer."""
+    first: dict[int, list[int]] = {}
+    for one in after:
+        if len(of := first.setdefault(one.task, [])) < target.smoothing:
+            of.append(one.success)
+    outcomes = [success for of in first.values() for success in of]
+    return None if len(outcomes) < tasks * target.smoothing else fmean(outcomes) >= target.success
 
 
 def _count(run: Progress, target: Target, protocol: Protocol) -> int:
@@ -126,8 +151,11 @@ def not_before(run: Record, target: Target, protocol: Protocol) -> float:
     """Seconds of training before which a run that did not reach the target had not reached it.
 
     The middle of its last window, because an arrival is the middle of one; what that lacks would have finished after
-    the run's end.
+    the run's end. Where success has to be sustained, of the first at the level after which too little came to tell.
     """
+    for window, holds in _passing(run, target, protocol):
+        if holds is None:
+            return fmean(one.seconds for one in window)
     last = next(iter(deque(_windows(run, target, protocol), maxlen=1)), [])
     lacking = _count(run, target, protocol) * target.smoothing - len(last)
     return fmean([*(one.seconds for one in last), *[run["train_seconds"]] * lacking])

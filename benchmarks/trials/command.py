@@ -154,7 +154,8 @@ def run(path: Path, plan: Plan, protocol: Protocol, patience: Patience) -> None:
     if protocol.pool_successes:
         pool = once.oracle_pool(plan, protocol)
         plan = replace(plan, arms={arm: with_pool(overrides, pool) for arm, overrides in plan.arms.items()})
-    sweep.run_missing(plan, patience)
+    with once.alone(plan.half_made / "sweep"):  # a second one would slow timed runs down, and make runs twice
+        sweep.run_missing(plan, patience)
 
 
 def with_pool(overrides: Sequence[str], pool: Path) -> tuple[str, ...]:

@@ -126,6 +126,9 @@ def _make(plan: Plan, arm: str, seed: int, patience: Patience) -> None:
         return
     if made is None:
         return
+    if plan.record(arm, seed).exists():
+        print(f"{plan.name}: {arm}, seed {seed}: has been made elsewhere meanwhile: left as it is", flush=True)
+        return
     record = {
         "arm": arm, "seed": seed, "overrides": list(overrides), **plan.marks, "pieces": pieces.made_by(run.folder),
         **records.read(made),

@@ -20,7 +20,7 @@ from dart.config import Config, parse
 from dart.config.tasks import MOST_SEEDS
 from dart.coordinator.run import Interrupted, Run
 from dart.coordinator.sampling.evaluation import settings_of
-from dart.coordinator.start import Start, starting_point
+from dart.coordinator.start import MOST_UNWRITTEN_EVENTS, Start, starting_point
 from dart.coordinator.summary import write_json
 from dart.errors import UserError
 from dart.inspection.condition import go_on
@@ -177,7 +177,7 @@ async def _continued(wanted: JobRun, database: Database) -> Start:
             f"{wanted.directory.config}, with the same endpoint if it has one, or begin a new evaluation"
         )
     await database.resume_run(_renewed(wanted.config))
-    return Start(first_event=await database.last_sequence() + 1)
+    return Start(first_event=await database.last_sequence() + 1 + MOST_UNWRITTEN_EVENTS)
 
 
 def _renewed(config: Config) -> dict[str, object]:

@@ -110,7 +110,8 @@ async def _serve(environment: Environment, listening: socket.socket, token: str 
     assert this is not None
 
     def stop() -> None:
-        # Sessions end in peace. The world's start, or its close the second time, may take minutes: it is cut short.
+        # Sessions end in peace. The world's start, which may take minutes, is cut short, and so is all else the second
+        # time.
         if not begun or http.should_exit:
             this.cancel()
         http.should_exit = True

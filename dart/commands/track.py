@@ -89,7 +89,10 @@ def _begun(kind: str, project: str, inspector: Inspector, record: RunRecord) -> 
     directory = inspector.files.directory
     folder = (directory.trackers / kind).absolute()
     path = directory.trackers / f"{kind}.json"
-    at = Following.read(path, record.id, record.started)
+    try:
+        at = Following.read(path, record.id, record.started)
+    except (OSError, ValueError, TypeError) as error:
+        return _Sent(kind, path, Following(), None, failed=f"{path} cannot be read: {error}")
     if begins_anew(kind):
         at = Following(id=at.id)
     tracked = Tracked(project, at.id, directory.name, masked(record.config), folder, at.over)
@@ -110,7 +113,7 @@ def _tell_failure(sent: _Sent, options: TrackOptions) -> None:
 async def _send(
     inspector: Inspector, trackers: list[_Sent], tracking: Tracking, stop: asyncio.Event, options: TrackOptions
 ) -> None:
-    state = RunState.RUNNING
+    state: str = RunState.RUNNING
     while True:
         over = False
         try:

@@ -6,7 +6,6 @@ import difflib
 import re
 import types
 import typing
-from collections.abc import Set
 from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
@@ -41,9 +40,12 @@ def load(path: Path, overrides: typing.Sequence[str] = ()) -> Config:
         raise ConfigError(f"config {path} is not YAML: {error}") from None
     if not isinstance(raw, dict):
         raise ConfigError(f"config {path} holds {type(raw).__name__}, not sections: see configs/ladder_demo.yaml")
+    before = _prompt(raw)
     for override in overrides:
         _override(raw, override)
-    _drop_old_template(raw, {override.partition("=")[0] for override in overrides})
+    given = any(override.startswith("agent.template") for override in overrides)
+    if isinstance(agent := raw.get("agent"), dict) and _prompt(raw) != before and not given:
+        agent.pop("template", None)  # a run's config.yaml has the contents of its prompt's file beside the name
     return parse(raw, str(path), path.parent)
 
 
@@ -95,11 +97,9 @@ def _with_prompt(raw: dict[str, object], folder: Path) -> dict[str, object]:
     return raw | {"agent": agent | {"template": template.model_dump()}}
 
 
-def _drop_old_template(raw: dict[str, object], overridden: Set[str]) -> None:
-    """A run's config.yaml has the contents of its prompt beside its name: they go if another prompt is named."""
+def _prompt(raw: dict[str, object]) -> object:
     agent = raw.get("agent")
-    if isinstance(agent, dict) and "agent.prompt" in overridden and "agent.template" not in overridden:
-        agent.pop("template", None)
+    return agent.get("prompt") if isinstance(agent, dict) else None
 
 
 def _override(raw: dict[str, object], override: str) -> None:

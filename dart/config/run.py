@@ -248,8 +248,8 @@ class Server(Section):
     tls_client_ca: Path | None = Field(
         None,
         description="If set, whoever connects must present a certificate of this authority; for `dart coordinator`, "
-        "whose workers are started by hand with --tls-certificate. `dart status`, `why`, `control` and `health` and the "
-        "dashboard have none, so they show what is recorded alone.",
+        "whose workers are started by hand with --tls-certificate. `dart status`, `why`, `control` and `health` and "
+        "the dashboard have none, so they show what is recorded alone.",
     )
     tokens: dict[TokenRole, str] = Field(
         default_factory=dict,

@@ -161,7 +161,7 @@ class Run:
     # ---- levers ----
 
     def interrupt(self, by_hand: bool = False) -> None:
-        """Stop the run cleanly now; it can be resumed. A second time `by_hand`, do without the last checkpoint."""
+        """Stop the run cleanly now; it can be resumed. A second time `by_hand`, wait for nothing more."""
         (self.hurry if by_hand and self._stop.is_set() else self._stop).set()
 
     def _while_training(self, lever: str) -> None:

@@ -16,7 +16,6 @@ from dart.store.database import Database
 from dart.store.elsewhere.copies import copy_in
 from dart.store.records import CheckpointRecord, RunKind, RunState
 
-
 MOST_UNWRITTEN_EVENTS = 1_000
 """Numbers that are left out after a restart: watchers are sent events before the database has them, and those of a
 process that was killed in between must not be given to other events."""

@@ -92,6 +92,7 @@ class _Known:
         elif data.get("begins"):  # another process of the run; one that was killed recorded no end
             for line in self.lines.values():
                 line.close(self.heard)
+                line.serves = READY  # it knows of no quarantine
         self.first, self.last = min(self.first, at), max(self.last, at)
         self.sequence, self.taken = row["sequence"], self.taken + 1
 

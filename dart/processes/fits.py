@@ -20,7 +20,7 @@ from dart.config import Config
 from dart.core.capacity import devices, memory, work
 from dart.core.capacity.memory import Needs, Prompts, ReplicaSetUp, TrainerSetUp, gigabytes
 from dart.core.capacity.shape import Shape, UnknownShape, read_shape
-from dart.core.capacity.verdict import clearly_too_much, replica_remedies, tight, trainer_remedies
+from dart.core.capacity.verdict import clearly_too_much, replica_remedies, shares_heads, tight, trainer_remedies
 from dart.errors import UserError
 from dart.job import Job, Train
 from dart.processes.gpus import Card, Placement, cards_of, gpus_here, place
@@ -68,9 +68,7 @@ class Fit:
     @property
     def host_needs(self) -> Needs:
         """Host memory of all ranks, if they are on one machine, and of what replicas there receive."""
-        return memory.of_trainer_host(
-            self.shape, self.trainer, self.ranks, self.snapshots, self.caches, self.receiving
-        )
+        return memory.of_trainer_host(self.shape, self.trainer, self.ranks, self.snapshots, self.caches, self.receiving)
 
     @property
     def rank_needs(self) -> Needs:
@@ -230,8 +228,8 @@ def too_much(config: Config, job: Job) -> str | None:
 
 def _refusals(found: Fit) -> Iterator[str]:
     heads, ways = found.shape.text.heads, found.replica.tensor_parallel
-    if found.replicas and heads % ways:
-        sizes = ", ".join(str(size) for size in range(1, heads + 1) if not heads % size and size < 2 * ways)
+    if found.replicas and not shares_heads(found.shape.text, ways):
+        sizes = ", ".join(str(size) for size in range(1, 2 * ways) if shares_heads(found.shape.text, size))
         yield f"rollout.tensor_parallel: {ways} ways cannot share this model's {heads} attention heads: use {sizes}"
     said = set()
     for gpu, members in found.by_gpu.items():

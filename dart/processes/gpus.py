@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dart.config import Config
+from dart.core.capacity import devices
 from dart.errors import UserError
 from dart.job import Job, Train
 
@@ -76,10 +77,11 @@ def _asked(command: Sequence[str]) -> str:
 
 
 def place(config: Config, job: Job, gpus: Sequence[str]) -> Placement:
-    """The trainer's ranks first, then the replicas, each on GPUs of its own; over gloo they share what there is.
+    """The trainer's ranks first, then the replicas, each on GPUs of its own; over gloo replicas share those of ranks
+    and of each other.
 
-    Raises UserError where there are too few for one replica, or for NCCL, which cannot work between two processes on
-    one GPU.
+    Raises UserError where there are too few for the ranks or for one replica, or for NCCL, which cannot work between
+    two processes on one GPU.
     """
     ranks = config.trainer.ranks if isinstance(job, Train) else 0
     replicas, parallel = job.replicas(config), config.rollout.gpus
@@ -93,15 +95,16 @@ def place(config: Config, job: Job, gpus: Sequence[str]) -> Placement:
         )
     if not gpus:
         return Placement()
-    if ranks > len(gpus):  # over NCCL among themselves, whatever the transport to the replicas is
+    uses_them = not devices.on_cpu()
+    if uses_them and ranks > len(gpus):  # over NCCL among themselves, whatever the transport to the replicas is
         raise UserError(
             f"trainer.ranks ({ranks}): each needs a GPU of its own, and this machine has {len(gpus)}: lower it"
         )
-    if replicas and parallel > len(gpus):
+    if uses_them and replicas and parallel > len(gpus):
         raise UserError(
             f"rollout.tensor_parallel ({config.rollout.tensor_parallel}) x rollout.pipeline_parallel "
-            f"({config.rollout.pipeline_parallel}): each replica needs {parallel} GPUs, and this machine has {len(gpus)}: "
-            "lower one of them"
+            f"({config.rollout.pipeline_parallel}): each replica needs {parallel} GPUs, and this machine has "
+            f"{len(gpus)}: lower one of them"
         )
 
     def some(first: int, number: int) -> tuple[str, ...]:

@@ -229,15 +229,15 @@ class Launcher:
             return
         ended, hurry = asyncio.create_task(process.wait()), asyncio.create_task(self._hurry.wait())
         try:
-            for seconds in (min(TOLD_SECONDS, child.goodbye_seconds), child.goodbye_seconds - TOLD_SECONDS):
-                if seconds <= 0:
-                    break
-                done, _ = await asyncio.wait({ended, hurry}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-                if done:
-                    return
-                if child.goodbye_seconds > TOLD_SECONDS:
-                    self._say(f"{child.name} is still ending: it is given {child.goodbye_seconds:g} s in all, and killed "
-                              "then (Ctrl-C twice: at once)")  # fmt: skip
+            in_all = child.goodbye_seconds
+            first = min(TOLD_SECONDS, in_all)
+            done, _ = await asyncio.wait({ended, hurry}, timeout=first, return_when=asyncio.FIRST_COMPLETED)
+            if not done and in_all > first:
+                self._say(
+                    f"{child.name} is still ending: it is given {in_all:g} s in all, and is killed then (Ctrl-C twice: "
+                    "at once)"
+                )
+                await asyncio.wait({ended, hurry}, timeout=in_all - first, return_when=asyncio.FIRST_COMPLETED)
         finally:
             ended.cancel()
             hurry.cancel()

@@ -132,7 +132,11 @@ class Database(Reader):
         """
         config = {**(await self.run()).config, **(renewed or {})}
         await self._update_run(
-            state=r.RunState.RUNNING, finished=None, summary_json=None, control_address=None, config_json=to_json(config)
+            state=r.RunState.RUNNING,
+            finished=None,
+            summary_json=None,
+            control_address=None,
+            config_json=to_json(config),
         )
 
     async def set_run_state(self, state: r.RunState, finished: float | None = None) -> None:

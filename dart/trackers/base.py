@@ -83,7 +83,7 @@ def make_tracker(kind: str, tracked: Tracked) -> Tracker:
 
 
 def begins_anew(kind: str) -> bool:
-    """Whether each process sends the run from its beginning: W&B cannot join what several processes recorded offline."""
+    """Whether each process sends the run from its beginning: W&B cannot join what several have recorded offline."""
     return kind == "wandb" and os.environ.get("WANDB_MODE") in ("offline", "dryrun")
 
 

@@ -17,8 +17,8 @@ from dart.trackers.base import Picture, Tracked
 class WeightsAndBiases:
     """With WANDB_MODE=offline everything stays in the run directory until `wandb sync` sends it.
 
-    Each process makes a folder of its own there, and `wandb sync` of one replaces what was sent of another, so that each
-    has to hold the whole run (`base.begins_anew`).
+    Each process makes a folder of its own there, and `wandb sync` of one replaces what was sent of another, so each has
+    to hold the whole run (`base.begins_anew`).
     """
 
     def __init__(self, tracked: Tracked) -> None:

@@ -74,7 +74,8 @@ class _Thread:
 
     def end(self) -> None:
         """End the thread after the jobs already queued."""
-        _ending.add(self._thread)
+        if self._thread.is_alive():
+            _ending.add(self._thread)
         self._jobs.put(None)
 
     def _work(self) -> None:

@@ -132,6 +132,21 @@ def test_the_schedules_are_the_baselines() -> None:
         assert config.environment.delay.step_seconds == (0.5, 2.0) and config.environment.slots == 64
 
 
+def test_the_batches_are_what_differs() -> None:
+    protocol = load(FOLDER / "wallclock_batches.yaml", WallclockProtocol)
+    decoupled, half, full = (protocol.load_config(arm) for arm in ("decoupled", "coupled-half", "coupled-full"))
+    for coupled, steps in ((half, 1), (full, 2)):
+        assert (coupled.schedule.sampling, coupled.schedule.training, coupled.schedule.sync) == (
+            "batch", "synchronous", "all")  # fmt: skip
+        trainer = coupled.trainer
+        assert trainer.minibatches == steps and trainer.warmup_updates * steps == decoupled.trainer.warmup_updates
+        own = {"trajectories_per_update": 24, "minibatches": 1, "warmup_updates": 8}
+        same = {"schedule": decoupled.schedule, "trainer": trainer.model_copy(update=own)}
+        assert coupled.model_copy(update=same) == decoupled
+        assert trainer.trajectories_per_update == decoupled.environment.slots * steps // 2
+    assert all(target.sustained for target in protocol.targets)
+
+
 LADDER = ["ladder-medium-01", "ladder-medium-02", "ladder-medium-03", "ladder-easy-01"]
 MEDIUM = Target(levels=("medium",), success=0.75, smoothing=4)
 
@@ -175,6 +190,21 @@ def test_a_run_that_never_arrives_bounds_when_it_would_have() -> None:
     assert not_before(run([], LADDER, train_seconds=160.0), MEDIUM, WALLCLOCK) == 160.0
     one = run([0], LADDER, train_seconds=160.0)
     assert not_before(one, MEDIUM, WALLCLOCK) == pytest.approx(160.0 * 11 / 12), "the other eleven would come later"
+
+
+def test_success_that_goes_away_again_is_not_sustained() -> None:
+    """A lucky stretch of a window's length, and later success that stays."""
+    stays = MEDIUM.model_copy(update={"sustained": True})
+    lucky = [int(60 <= n < 78 or n >= 300) for n in range(600)]
+    whole = run(lucky, LADDER, 1.0, train_seconds=600.0)
+    first, last = time_to(whole, MEDIUM, WALLCLOCK), time_to(whole, stays, WALLCLOCK)
+    assert first is not None and last is not None and first < 80 and last > 280
+    assert time_to(late(40, 1.0), stays, WALLCLOCK) == time_to(late(40, 1.0), MEDIUM, WALLCLOCK)
+    # Too little came after the last success to tell: it may have been there by then.
+    short = run(lucky[:312], LADDER, 1.0, train_seconds=312.0)
+    assert time_to(short, stays, WALLCLOCK) is None
+    arrived = time_to(short, MEDIUM.model_copy(update={"success": 0.5}), WALLCLOCK)
+    assert arrived is not None and not_before(short, stays, WALLCLOCK) >= 280
 
 
 def test_ratios_are_paired_and_censored_runs_bound_them() -> None:

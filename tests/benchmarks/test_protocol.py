@@ -90,7 +90,7 @@ def test_wrong_protocols_are_refused(changes: dict[str, Any], message: str, tmp_
         load(path, Protocol)
 
 
-@pytest.mark.parametrize("name", ["ablation", "alignment", "stride", "wallclock", "wallclock_equal_steps"])
+@pytest.mark.parametrize("name", ["ablation", "alignment", "stride", "wallclock", "wallclock_batches"])
 def test_runs_that_hang_end(name: str) -> None:
     """Else an experiment of days waits for one of them."""
     raw = yaml.safe_load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
@@ -142,10 +142,10 @@ def test_pieces_have_a_length(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
 
 
 def test_an_experiment_has_other_protocols(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    own, other = FOLDER / "wallclock.yaml", FOLDER / "wallclock_equal_steps.yaml"
+    own, other = FOLDER / "wallclock.yaml", FOLDER / "wallclock_batches.yaml"
     monkeypatch.setattr(sys, "argv", ["wallclock"])
     assert command.arguments(None, own).protocol == own
-    monkeypatch.setattr(sys, "argv", ["wallclock", "--protocol", "wallclock_equal_steps"])
+    monkeypatch.setattr(sys, "argv", ["wallclock", "--protocol", "wallclock_batches"])
     assert command.arguments(None, own).protocol == other
     monkeypatch.setattr(sys, "argv", ["wallclock", "--protocol", "clock"])
     with pytest.raises(SystemExit):

@@ -13,6 +13,7 @@ import pytest
 
 from dart import config
 from dart.config.environment import VerbTimeouts
+from dart.core.capacity import devices
 from dart.errors import UserError
 from dart.job import Evaluate, Train
 from dart.processes import gpus, launcher
@@ -155,7 +156,8 @@ def test_trainer_and_replicas_have_gpus_of_their_own() -> None:
     assert place(_config(1, 2, transport="gloo"), Train(), []) == Placement()
 
 
-def test_with_too_few_gpus_they_share_or_are_refused() -> None:
+def test_with_too_few_gpus_they_share_or_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "on_cpu", lambda: False)
     message = r"trainer.ranks \(4\) and rollout.replicas \(5\) x rollout.tensor_parallel \(1\) x rollout.pipe"
     with pytest.raises(UserError, match=message):
         place(_config(4, 5), Train(), EIGHT)

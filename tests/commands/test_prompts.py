@@ -70,7 +70,7 @@ def test_another_prompt_replaces_the_text_that_a_runs_config_has(tmp_path: Path)
     other = load(resolved, ["agent.prompt=other.yaml"])
     assert other.agent.template is not None and other.agent.template.system == "another"
     assert load(resolved, ["agent.prompt=ui_tars"]).agent.template is None
-    with pytest.raises(ConfigError, match="otter.yaml cannot be read"):
+    with pytest.raises(ConfigError, match=r"otter\.yaml cannot be read"):
         load(resolved, ["agent.prompt=otter.yaml"])
 
 

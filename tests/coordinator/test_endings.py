@@ -126,7 +126,7 @@ async def test_a_last_checkpoint_is_not_waited_for_where_none_will_come(
         await saving.wait()
         run.interrupt()  # a scheduler's signal
         await asyncio.sleep(0)
-        assert not run._hurry.is_set()
+        assert not run.hurry.is_set()
         run.interrupt(by_hand=how == "hurry")
 
     monkeypatch.setattr(run, "_phases", lambda: _interrupted_in_training(run))

@@ -23,10 +23,10 @@ from benchmarks.dashboard.made_run import Shape
 from dart.cli import main
 from dart.commands.track import last_words
 from dart.config.run import TrackerKind
+from dart.errors import UserError
 from dart.inspection.inspector import Inspector
 from dart.inspection.records import Curves
 from dart.inspection.runs import SECRET
-from dart.errors import UserError
 from dart.rundir import RunDirectory
 from dart.trackers import base, following
 from dart.trackers.following import FRAME_WIDTH, FRAMES, Following, sheet
@@ -248,14 +248,14 @@ def test_one_that_cannot_start_does_not_keep_the_others_from_it(
 def test_following_outlives_a_database_that_is_away(
     run: RunDirectory, recording: type[Recording], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    execute(run, ("update runs set state = 'running'",))
+    execute(run, ("update runs set state = 'running'", ()))
     seen, real = [], following.updates_after
 
     async def away_once(*arguments: Any) -> Any:
         seen.append(arguments)
         if len(seen) == 1:
             raise UserError("the database cannot be read")
-        execute(run, ("update runs set state = 'finished'",))
+        execute(run, ("update runs set state = 'finished'", ()))
         return await real(*arguments)
 
     monkeypatch.setattr(following, "updates_after", away_once)
@@ -325,7 +325,9 @@ def test_what_is_wrong_is_named(run: RunDirectory, monkeypatch: pytest.MonkeyPat
     assert odd.exit_code == 2 and "tracker 'tensorbord' is unknown: use tensorboard" in odd.output
     monkeypatch.setitem(base.KINDS, "absent", base._Kind("no_such_module", "Absent", "pip install absent"))
     absent = track(run, "--to", "absent")
-    assert absent.exit_code == 2 and "tracker absent failed: it needs no_such_module: pip install absent" in absent.output
+    assert (
+        absent.exit_code == 2 and "tracker absent failed: it needs no_such_module: pip install absent" in absent.output
+    )
 
 
 def test_a_sheet_shows_the_first_and_last_steps() -> None:

@@ -161,8 +161,9 @@ class Training:
         success = self._progress.success_rate
         saved = await self._ranks.save(path.resolve(), now)
         failpoint("checkpoint-saved")
-        while self._in_flight and not self._interrupted and saved.weight_version > self._progress.counts.version:
-            await asyncio.sleep(TURN_SECONDS)  # the answer to the update that it includes is about to be taken up
+        version = saved.weight_version
+        while self._in_flight and not self._interrupted and version > self._progress.counts.version:  # noqa: ASYNC110
+            await asyncio.sleep(TURN_SECONDS)  # the answer to that update is here, and is about to be taken up
         if self._interrupted and self._in_flight and saved.weight_version > self._progress.counts.version:
             # The trainer finished the interrupted update before it saved. Its batch is marked as trained on before a
             # resumed run can find the checkpoint; one that does not find it releases the batch again.
@@ -177,8 +178,8 @@ class Training:
         return str(path), saved.weight_version
 
     async def _recorded(self) -> None:
-        """Wait until the last update is recorded: a run that is resumed from a checkpoint which knows a batch, while the
-        database does not, would train on it again."""
+        """Wait until the last update is recorded: a run that is resumed from a checkpoint which knows a batch would
+        train on it again if the database did not know it."""
         if self._recording is not None:
             await asyncio.shield(self._recording)
 

@@ -273,9 +273,10 @@ def of_trainer_host(
     has two buffers of the largest tensor.
 
     `caches`: of screenshots, of each rank, once they are full. A snapshot for the replicas: e·P on rank 0, up to
-    `snapshots` at once (staged, being sent, being written; where replicas are sent an adapter, being written alone). A checkpoint that is being written: 12·P' (masters and
-    AdamW's moments), by rank 0, or by each rank its part if sharded. Loading, before there is any of that: the weights
-    in float32, by every rank, or by one if sharded.
+    `snapshots` at once (staged, being sent, being written; where replicas are sent an adapter, being written
+    alone). A checkpoint that is being written: 12·P' (masters and AdamW's moments), by rank 0, or by each rank its
+    part if sharded. Loading, before there is any of that: the weights in float32, by every rank, or by one if
+    sharded.
     """
     size = HALF if set_up.mixed else SINGLE
     loading = SINGLE * shape.weights * (1 if set_up.sharded else ranks_here)

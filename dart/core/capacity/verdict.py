@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from dart.core.capacity.memory import Needs, Prompts, ReplicaSetUp, TrainerSetUp, gigabytes, of_rank, of_replica_gpu
-from dart.core.capacity.shape import Shape
+from dart.core.capacity.shape import Shape, Text
 
 REFUSED = 1.15
 """A run is refused only if it needs more than this many times what the card has: the estimate may be too high by that
@@ -69,10 +69,15 @@ class _Change:
         return replace(set_up, **self._values)  # type: ignore[arg-type]  # the callers above name its fields
 
 
+def shares_heads(text: Text, ways: int) -> bool:
+    """Whether vLLM can split attention so: whole heads on each GPU, and whole key-value heads or copies of one."""
+    return not text.heads % ways and (not text.kv_heads % ways or not ways % text.kv_heads)
+
+
 def replica_remedies(shape: Shape, set_up: ReplicaSetUp, tokens: int) -> list[str]:
     """Twice the tensor parallelism as often as helps and vLLM can, and a shorter context."""
     told, size = [], set_up.tensor_parallel
-    while size < 8 and not shape.text.heads % (2 * size):
+    while size < 8 and shares_heads(shape.text, 2 * size):
         size *= 2
         less = of_replica_gpu(shape, replace(set_up, tensor_parallel=size), tokens).total
         told.append(f"rollout.tensor_parallel: {size} ({gigabytes(less)})")

@@ -58,7 +58,7 @@ def test_a_frozen_tower_stays_as_it_is_and_a_screenshot_is_encoded_once(tmp_path
     assert encoded is not None and encoded.encoded == len(distinct)
     reference = trainers[2].reference
     assert isinstance(reference, Policy) and reference.kept is not None
-    assert reference.kept.encoded == len(distinct), "once by the reference, too"
+    assert 3 <= reference.kept.encoded <= len(distinct), "once by the reference, too, of the steps that are selected"
     trainers[2].save_checkpoint(tmp_path / "saved")
     again = Trainer(settings(tmp_path, resume_from=tmp_path / "saved", freeze_vision=True, **options))
     again.update(samples, *totals(samples))

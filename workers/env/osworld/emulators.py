@@ -45,6 +45,8 @@ PAUSE_SECONDS = 1.0
 """Between two attempts to delete a machine, at first; twice as long each time."""
 DELETIONS = 4
 """Attempts before a deletion is left to the next comparison."""
+CLOSING_SECONDS = 60.0
+"""How long `close` waits for open orders."""
 
 
 class _Made(BaseModel):
@@ -116,7 +118,7 @@ class Emulators(Pool):
         await self._delete(address.id)
 
     async def close(self) -> None:
-        """Delete all machines, and those that orders still make. The journal keeps what is left if this is cancelled."""
+        """Delete all machines, and those that orders still make. If it is cancelled, the journal keeps what is left."""
         if not self._token:
             return
         if self._always is not None:
@@ -129,8 +131,11 @@ class Emulators(Pool):
         known = [self._deletion_of(machine) for machine in tuple(self._journal.machines)]
         try:
             # At the same time: if this worker is killed meanwhile, only what was ordered last is left.
-            await asyncio.gather(*self._orders, *known, *always, return_exceptions=True)
-            await asyncio.gather(*self._deletions.values(), return_exceptions=True)
+            waited = [asyncio.wait(self._orders, timeout=CLOSING_SECONDS)] if self._orders else []
+            await asyncio.gather(*waited, *known, *always, return_exceptions=True)
+            for order in tuple(self._orders):
+                order.cancel()
+            await asyncio.gather(*self._orders, *self._deletions.values(), return_exceptions=True)
         finally:
             if self._journal.machines or self._journal.orders:
                 log.warning(

@@ -288,7 +288,7 @@ class OSWorldEnv(Env):
     @contextlib.contextmanager
     def _not_evaluated(self) -> Iterator[None]:
         """A task that has no result here is not tried again for a while: each attempt would take minutes to say the
-        same. It is tried again then, because an address that does not answer may answer later."""
+        same. It is tried again then, because a file or a package may be there later."""
         since, why = self._shared.without_result.get(self._name, (0.0, ""))
         if why and time.monotonic() < since + TRIED_AGAIN_SECONDS:
             raise NotEvaluated(f"{self._name} is not evaluated: {why}")

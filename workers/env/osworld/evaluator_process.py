@@ -37,7 +37,8 @@ _ORIGINAL: dict[str, type] = {}
 
 
 class MachineLost(BaseException):
-    """The machine, or an address that the task needs, does not answer now. Not an Exception: OSWorld's getters catch those and carry on without a result."""
+    """The machine, or an address that the task needs, does not answer now. Not an Exception: OSWorld's getters catch
+    those and carry on without a result."""
 
 
 class NotEvaluated(Exception):

@@ -186,8 +186,8 @@ def check_resumed(folder: Path, lora: Lora | None, digest: str) -> None:
     if trained_beside != digest:
         raise UserError(
             f"model.path: its weights are not those beside which the adapter in {folder} was trained, or "
-            "trainer.lora.target_modules or tower, or model.dtype, has changed: set them as they were, or start a new run with "
-            f"model.path: {folder}, which holds the merged weights"
+            "trainer.lora.target_modules or tower, or model.dtype, has changed: set them as they were, or start a new "
+            f"run with model.path: {folder}, which holds the merged weights"
         )
 
 

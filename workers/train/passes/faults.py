@@ -55,7 +55,7 @@ class Faults:
             self.remark(f"{sample.name} of group {sample.group_id} was left out of the update: {why}")
 
     def too_large(self, padded_tokens: int | None, what: str) -> None:
-        """A micro-batch did not fit. padded_tokens: None for one row, which a lower limit would not make shorter."""
+        """A micro-batch did not fit. padded_tokens: None for one row that a lower limit would not make shorter."""
         if padded_tokens is not None:
             self.smallest_too_large = min(padded_tokens, self.smallest_too_large or padded_tokens)
         self.remark(f"{what} did not fit the device's memory and were halved: lower trainer.microbatch_tokens")

@@ -113,3 +113,10 @@ async def test_a_host_of_this_machines_own_is_locked_for_this_machine_alone(
         assert free == [own]
         for pool in pools:
             await pool.close()
+
+
+def test_a_host_is_written_short() -> None:
+    options = OSWorldOptions.model_validate({"tasks_folder": "x", "static": {"hosts": ["a", "b:1:2", {"host": "c"}]}})
+    assert [(one.host, one.server, one.chromium, one.vlc) for one in options.static.hosts] == [
+        ("a", 5000, 9222, 8080), ("b", 1, 2, 8080), ("c", 5000, 9222, 8080),
+    ]  # fmt: skip
