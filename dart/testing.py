@@ -40,7 +40,7 @@ from dart.core.action_json import kind_of
 from dart.core.types import Image, Observation, Task
 from dart.v1 import session_pb2 as pb
 from dart.wire.convert import action_to_proto, task_to_proto
-from dart.wire.rules.table import MOST_GOAL_IMAGES
+from dart.wire.rules.table import INSTRUCTION_CHARACTERS, MOST_GOAL_IMAGES
 from dart.workers.env.role import EnvRole
 from dart.worlds.contract import MOST_EVIDENCE_BYTES, Env, Verdict
 from dart.worlds.plugs import check, make, read_options
@@ -156,6 +156,9 @@ async def _alone(case: _Case) -> None:
 async def _begins(case: _Case, one: Env, other: Env, task: Task) -> None:
     first = _seen(await one.reset(task), f"reset({task.id})")
     _expect(bool(first.instruction), f"reset({task.id}) has no instruction")
+    length = len(first.instruction)
+    _expect(length <= INSTRUCTION_CHARACTERS, f"reset({task.id})'s instruction has {length:,} characters: at most "
+            f"{INSTRUCTION_CHARACTERS:,} are sent")  # fmt: skip
     goals = len(first.goal_images)
     _expect(goals <= MOST_GOAL_IMAGES, f"reset({task.id}) has {goals} goal_images: at most {MOST_GOAL_IMAGES} are sent")
     _expect(not first.done, f"reset({task.id}) is done before anything was done")

@@ -162,7 +162,8 @@ async def soak(hours: float, every_seconds: float, folder: Path) -> dict[str, ob
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(process.wait(), every_seconds)
             if process.returncode is None:
-                _look(psutil.Process(process.pid), runs, (time.monotonic() - began) / 3600, series)
+                with contextlib.suppress(psutil.Error):  # one that ends at this moment
+                    _look(psutil.Process(process.pid), runs, (time.monotonic() - began) / 3600, series)
     finally:
         if process.returncode is None:
             process.send_signal(signal.SIGINT)

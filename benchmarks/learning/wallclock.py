@@ -8,10 +8,10 @@ and action, 2 to 4 and 0.5 to 2 seconds, because a page answers in milliseconds 
 The result is the time of training until success in training reaches a level that the protocol fixed, with the number of
 updates that it took; a run ends once it has reached all levels, and those that never do are censored after 30 minutes
 of training (or what the protocol says), and shown so. Twelve runs, one at a time: at most six and a half hours on two
-cores. It can be stopped at any moment, but a run that was interrupted shows a little more time than one that was not, and the report names it.
---protocol wallclock_batches: the same with curation in all arms and optimiser steps of one size, where the coupled
-batch fills all environments, and where it fills half of them.
---report makes the table and the picture of what is there. Writes results/learning/PROTOCOL.json and PROTOCOL.png.
+cores. It can be stopped at any moment, but a run that was interrupted shows a little more time than one that was not,
+and the report names it. --protocol wallclock_batches: with curation in all arms and optimiser steps of one size, where
+the coupled batch fills all environments, and where it fills half of them. --report makes the table and the picture of
+what is there. Writes results/learning/PROTOCOL.json and PROTOCOL.png.
 """
 
 from __future__ import annotations

@@ -97,6 +97,14 @@ def notes(runs: Runs) -> list[str]:
     which runs were started more than once."""
     each = {f"{arm}-{seed}": run for arm, of in runs.items() for seed, run in of.items()}
     said = sources.told({name: run.get("pieces", []) for name, run in each.items()})
+    lacking = {
+        name: sum(len(result.get("not_evaluated", [])) for result in (run.get("after") or {}).values())
+        for name, run in each.items()
+    }
+    if some := [f"{name} ({count})" for name, count in lacking.items() if count]:
+        said.append(
+            f"held-out instances had no result in {len(some)} of the {len(each)} runs: {sources.shortened(some)}"
+        )
     if again := [f"{name} ({run['starts']} starts)" for name, run in each.items() if run.get("starts", 1) > 1]:
         said.append(
             f"training was started more than once in {len(again)} of the {len(each)} runs: {sources.shortened(again)}"

@@ -128,7 +128,7 @@ def below(found: Results, reference: str, levels: str = "medium and hard") -> Ta
             of_arm = [one for one in compared if (one["endpoint"], one["arm"]) == (name, row["arm"])]
             cells += [percent(row["endpoints"][name]), "; ".join(map(_below, of_arm))]
         rows.append((row["endpoints"][endpoints[0]]["mean"], cells))
-    return head, [cells for _, cells in sorted(rows, reverse=True)]
+    return head, [cells for _, cells in sorted(rows, reverse=True)] + _incomplete(found, len(head))
 
 
 def _below(one: Comparison) -> str:

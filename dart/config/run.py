@@ -97,7 +97,9 @@ class Stop(Section):
     """The run ends as soon as one of these is reached; at least one has to be set."""
 
     updates: Positive | None = Field(None, description="Trainer updates.")
-    train_seconds: Seconds | None = Field(None, description="Seconds of training; evaluations do not count.")
+    train_seconds: Seconds | None = Field(
+        None, description="Seconds of training; evaluations do not count, and pauses do."
+    )
     env_steps: Positive | None = Field(None, description="Actions that environments took in training.")
     success_rate: Fraction | None = Field(None, description="Success rate of the last `window` training trajectories.")
     window: Positive = Field(512, description="Trajectories.")

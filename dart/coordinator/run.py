@@ -90,8 +90,8 @@ class Run:
         self.fleet.boundary.limits = Limits(start.version, vocabulary_size(config.model.folder))
         self.envs = EnvPool(self.fleet)
         self.replicas: Replicas[Worker] = Replicas(
-            time.monotonic(), start.version, config.sync.max_unavailable,
-            together=config.schedule.sync == "all", every_updates=config.sync.every_updates,
+            time.monotonic(), start.version, config.sync.max_unavailable, together=config.schedule.sync == "all",
+            every_updates=config.sync.every_updates, max_staleness=config.curation.max_staleness,
         )  # fmt: skip
         self.policy = RolloutPool(self.fleet, screenshots, self.replicas)
         self.ranks = TrainerRanks(self.fleet, config.trainer.ranks, screenshots)

@@ -16,6 +16,7 @@ from dart.core.status import Stall, Status, WorkerStatus
 from dart.core.watchdog import Kind, Overdue
 
 SAMPLERS = ("env", "rollout")
+STALE = "dropped: stale"
 MOST_LOST, MOST_NAMED = 100, 3
 """How many lost workers of a role are remembered, and how many of them a stall names."""
 
@@ -79,6 +80,8 @@ class Scene:
     """By worker."""
     lost: Lost = field(default_factory=Lost)
     held_back: str = ""
+    before: Mapping[str, int] = field(default_factory=dict)
+    """The fates of trajectories when the last update was made."""
 
     def workers(self, *roles: str) -> list[WorkerStatus]:
         return [worker for worker in self.status.workers if worker.role in roles]
@@ -192,7 +195,7 @@ def _weights(overdue: Overdue, scene: Scene) -> Stall:
     has = f", which has version {worker.weight_version}" if worker else ""
     owes = f" and has not answered {facts.command} for {facts.seconds:.0f} s" if facts.command else ""
     waits_for, culprit = f"replica {facts.label}{has}{owes}", facts.label
-    for sender in _debtor(scene, ["train"]):  # either may hold the other up
+    for sender in _debtor(scene, ["train"], "send_weights"):  # either may hold the other up
         waits_for += f"; {sender.label} has not answered {sender.command} for {sender.seconds:.0f} s"
         culprit += f", {sender.label}"
     return Stall(
@@ -215,18 +218,25 @@ def _unsent(overdue: Overdue, scene: Scene, version: int) -> Stall:
 
 
 def _dropped(overdue: Overdue, scene: Scene) -> Stall:
-    fates = scene.status.figures.counts.fates
+    fates = {name: count - scene.before.get(name, 0) for name, count in scene.status.figures.counts.fates.items()}
     worst = max((fate for fate in fates if fate != "trained"), key=lambda fate: fates[fate], default="nothing yet")
-    return Stall(
-        overdue.kind, "the next update", f"groups that can be trained on; most trajectories were {worst}",
-        overdue.seconds, "curation", advice="tasks that always fail or always succeed teach nothing: choose others "
-        "(environment.tasks), begin with a policy that succeeds at times, or use curation.pool",
-    )  # fmt: skip
+    advice = (
+        "tasks that always fail or always succeed teach nothing: choose others (environment.tasks), begin with a policy "
+        "that succeeds at times, or use curation.pool"
+    )
+    if worst == STALE:
+        advice = (
+            "what replicas sample is too old when its turn to be trained on comes: see in `dart status` which replica "
+            "lacks the newest weights, or raise curation.max_staleness or sync.max_unavailable"
+        )
+    waits_for = f"groups that can be trained on; most trajectories since the last one were {worst}"
+    return Stall(overdue.kind, "the next update", waits_for, overdue.seconds, "curation", advice=advice)
 
 
-def _debtor(scene: Scene, roles: Sequence[str]) -> list[Owed]:
-    """The worker that has owed an answer for the longest time, if any."""
-    owing = [scene.of(worker) for worker in scene.workers(*roles) if scene.of(worker).command]
+def _debtor(scene: Scene, roles: Sequence[str], command: str = "") -> list[Owed]:
+    """The worker that has owed an answer for the longest time, if any. `command`: to this kind alone."""
+    owed = [scene.of(worker) for worker in scene.workers(*roles)]
+    owing = [one for one in owed if one.command and command in ("", one.command)]
     return [max(owing, key=lambda one: one.seconds)] if owing else []
 
 

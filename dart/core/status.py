@@ -113,7 +113,7 @@ class Stall:
     @property
     def name(self) -> tuple[str, str]:
         """Identifies the stall while it lasts: its kind, and the replica if it concerns one. Culprits may change."""
-        return self.kind, self.culprit if self.kind == "weights" else ""
+        return self.kind, self.culprit.partition(", ")[0] if self.kind == "weights" else ""
 
     @classmethod
     def from_json(cls, told: Mapping[str, JSON]) -> Stall:

@@ -64,7 +64,7 @@ class Pulse:
     episodes: int = 0
     """Trajectories that have finished, for training or any other purpose."""
     failures: int = 0
-    """Failed attempts since each worker's last good one, summed over workers."""
+    """Failed attempts since each worker's last good one, summed over workers; 0 unless all of them fail."""
     updates: int = 0
     trainer: str = ""
     """ "training" or "saving"; empty while it has nothing to do."""
@@ -126,6 +126,10 @@ class Watchdog:
         self._phase = ""
         self._marks = {kind: _Mark(since=now) for kind in Kind}
         self._replicas: dict[str, _Mark] = {}
+        self._arrivals = 0
+        """New versions that have arrived at a replica."""
+        self._arrivals_then: dict[str, int] = {}
+        """How many there were when this replica last got one, or was up to date."""
         self._arrived = now
         """When weights last reached a replica, or one of them had the newest, or there was only one."""
         self._episodes_at_update = (0, 0)
@@ -168,7 +172,8 @@ class Watchdog:
         episode = max(least, pace * pulse.slowest_trajectory, answer)
         update = max(limits.update, limits.factor * pulse.slowest_update)
         trainer = update if pulse.slowest_update else limits.factor * limits.update
-        held = pulse.sampling and bool(pulse.held_back) and not (pulse.paused or pulse.busy or pulse.trainer)
+        sent = any(version < pulse.version for version in pulse.versions.values())  # which sampling may wait for, too
+        held = pulse.sampling and bool(pulse.held_back) and not (pulse.paused or pulse.busy or pulse.trainer or sent)
         moves = (pulse.answers, pulse.updates, pulse.trainer, pulse.held_back)
         return [
             (Kind.START, pulse.ready, max(limits.start, pulse.longest_boot), pulse.phase == "starting"),
@@ -200,6 +205,7 @@ class Watchdog:
         marks, bound = self._replicas, self._limits.weights
         for name in marks.keys() - pulse.versions.keys():
             del marks[name]
+            self._arrivals_then.pop(name, None)
         if self._arrive(pulse):
             if now - self._arrived >= bound:  # until now they were not at fault
                 for mark in marks.values():
@@ -208,9 +214,16 @@ class Watchdog:
         found = []
         for name, version in pulse.versions.items():
             mark = marks.setdefault(name, _Mark(since=now))
-            if version >= pulse.version:
+            changed = version != mark.seen
+            self._arrivals += changed and mark.seen is not None
+            if changed or version >= pulse.version:
                 mark.restart(now)
-            if (seconds := mark.overdue(version, now, bound)) is not None:
+                self._arrivals_then[name] = self._arrivals
+            seconds = mark.overdue(version, now, bound)
+            # They take turns: while it has not been this one's, it is not at fault.
+            turns = self._arrivals - self._arrivals_then.get(name, 0)
+            had_one = turns >= len(pulse.versions) - 1
+            if seconds is not None and (had_one or seconds >= self._limits.factor * bound):
                 found.append(Overdue(Kind.WEIGHTS, seconds, name))
         stuck = now - self._arrived
         return [Overdue(Kind.WEIGHTS, stuck)] if stuck >= bound else found

@@ -161,7 +161,8 @@ class _Handlers:
         run = request.path_params["run"]
         async with self._library.run(run):
             pass  # one that is not there is told before the stream begins
-        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        # "identity": older versions of starlette compress streams, and keep what they send back until there is enough.
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no", "content-encoding": "identity"}
         messages = _until_closed(self._streams.stream(run))
         return StreamingResponse(messages, media_type="text/event-stream", headers=headers)
 

@@ -49,6 +49,10 @@ class _Watch:
             with contextlib.suppress(asyncio.QueueFull):  # one that reads too slowly misses some
                 listener.put_nowait(message)
 
+    def forget(self, kind: str) -> None:
+        """The next message of this kind is sent, even if it is the same; those who come later are not sent the last."""
+        self.last.pop(kind, None)
+
     def end(self) -> None:
         """End the streams of all who look."""
         for listener in self.listeners:
@@ -116,6 +120,7 @@ class Streams:
                 if pulse != before:
                     watch.tell("events", to_json(asdict(pulse)))
                 before = pulse
+                watch.forget("problem")
             except UserError as error:  # a busy disk, a run directory that is moved: it is tried again
                 watch.tell("problem", to_json({"error": str(error)}))
                 before = None

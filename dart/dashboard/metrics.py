@@ -77,7 +77,7 @@ class _Live(Collector):
         )  # fmt: skip
         for part, name in _PARTS.items():
             yield self._counter(
-                f"{part}_slot_seconds", f"Slot-seconds of {part} since training began, by state.", ("state",),
+                f"{part}_slot_seconds", f"Slot-seconds of {part} since training began or was last resumed, by state.", ("state",),
                 _spent(name),
             )  # fmt: skip
         yield from self._gauges()
@@ -94,7 +94,7 @@ class _Live(Collector):
             else [((task,), rate) for task, rate in it.figures.success_by_task.items()],
         )  # fmt: skip
         yield self._gauge(
-            "utilisation_ratio", "Share of slot-seconds in use since training began.", ("part",),
+            "utilisation_ratio", "Share of slot-seconds in use since training began or was last resumed.", ("part",),
             lambda it: [
                 (("environments",), it.figures.usage.env_utilisation),
                 (("replicas",), it.figures.usage.rollout_utilisation),

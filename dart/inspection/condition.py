@@ -269,4 +269,4 @@ def _still(stalled: Sequence[Event], moving: Sequence[Event]) -> tuple[Stall, ..
 
 
 def _clock(unix_seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_seconds))
+    return time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(unix_seconds))

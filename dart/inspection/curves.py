@@ -113,4 +113,10 @@ def _evaluation(when: float, data: Mapping[str, JsonValue], update: int) -> Eval
         low=_number(data.get("low")) or 0.0,
         high=_number(data.get("high")) or 0.0,
         episodes=int(_number(data.get("episodes")) or 0),
+        not_evaluated=_not_evaluated(data.get("not_evaluated")),
     )
+
+
+def _not_evaluated(told: JsonValue) -> int:
+    each = told if isinstance(told, list) else []
+    return sum(int(_number(one.get("episodes")) or 0) for one in each if isinstance(one, dict))

@@ -92,6 +92,8 @@ class EvaluationPoint:
     """`low` to `high` is the 95 % interval."""
     high: float
     episodes: int
+    not_evaluated: int = 0
+    """Episodes of instances that had no result, and are in no mean."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from dart.coordinator.run import Run
 from dart.coordinator.sampling.episodes import sample
 from dart.coordinator.start import Start
 from dart.core.curation.orders import Order
+from dart.core.fleet.invariants import validate
 from dart.core.fleet.replica import Request
 from dart.core.fleet.replicas import Replicas
 from dart.core.types import Task, Trajectory
@@ -64,7 +65,7 @@ async def asked(pool: Any, times: int, at_once: int = 4) -> Counter[str]:
             served[name] += 1
 
     await asyncio.gather(*(client() for _ in range(at_once)))
-    pool.replicas.validate()
+    validate(pool.replicas)
     return served
 
 
@@ -170,7 +171,7 @@ async def test_a_request_that_is_cancelled_in_line_leaves_nothing_behind() -> No
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
         assert pool.replicas.free == 4
-        pool.replicas.validate()
+        validate(pool.replicas)
 
 
 # ---- roll-outs ----
@@ -291,7 +292,7 @@ def test_where_all_serve_together_nobody_waits_for_one_that_is_excluded() -> Non
         if replica.name == "a":
             replicas.updated(replica, version, 0.0)
         else:
-            replicas.update_failed(replica)
+            replicas.update_failed(replica, 0.0)
     assert taken(replicas) is None
     b = replicas.get("b")
     assert b is not None

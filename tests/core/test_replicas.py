@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dart.core.fleet.health import MOST_REST_SECONDS, QUARANTINE_PRICE, Condition, Health
+from dart.core.fleet.invariants import validate
 from dart.core.fleet.replica import Replica, Request
 from dart.core.fleet.replicas import AFFINITY_SLACK, Replicas
 from dart.core.usage import ReplicaState
@@ -153,7 +154,7 @@ def test_a_good_replica_that_is_being_updated_is_waited_for() -> None:
     good, _ = replicas.next_update() or pytest.fail("both are updated")
     replicas.pause(good, 0.0)
     assert take(replicas) is None
-    replicas.update_failed(good)
+    replicas.update_failed(good, 0.0)
     assert take(replicas) == "bad", "its transfer broke: who knows for how long"
 
 
@@ -227,11 +228,11 @@ def test_updates_roll_one_at_a_time_and_skip_to_the_newest() -> None:
     replicas.staged(2, 0.0)
     replicas.updated(a, 1, 0.0)
     assert replicas.next_update() == (b, 2), "the oldest first, straight to the newest"
-    replicas.update_failed(b)
+    replicas.update_failed(b, 0.0)
     assert replicas.next_update() == (a, 2), "one that fails holds nobody else up"
     replicas.updated(a, 2, 0.0)
     assert replicas.next_update() == (b, 2)
-    replicas.update_failed(b)
+    replicas.update_failed(b, 0.0)
     replicas.staged(3, 0.0)
     assert replicas.next_update() == (a, 3)
     replicas.updated(a, 3, 0.0)
@@ -251,12 +252,12 @@ def test_a_trainer_that_sends_to_nobody_does_not_take_all_replicas_out_of_servic
         chosen, _ = replicas.next_update() or pytest.fail("nobody has the version")
         tried.append(chosen.name)
         replicas.pause(chosen, 0.0)
-        replicas.update_failed(chosen)
+        replicas.update_failed(chosen, 0.0)
     assert tried == ["a", "b", "a", "b", "a", "b"], "c and d serve with the old version"
     chosen, _ = replicas.next_update() or pytest.fail("a is tried again")
     replicas.updated(chosen, 1, 0.0)
     assert [replicas.next_update()] == [(the(replicas, "c"), 1)], "the trainer sends again: b is not to hold c up"
-    replicas.validate()
+    validate(replicas)
 
 
 def test_transfers_that_break_take_turns() -> None:
@@ -265,7 +266,7 @@ def test_transfers_that_break_take_turns() -> None:
     order = []
     for _ in range(4):
         chosen, _ = replicas.next_update() or pytest.fail("nobody has the version")
-        replicas.update_failed(chosen)
+        replicas.update_failed(chosen, 0.0)
         order.append(chosen.name)
     assert order == ["a", "b", "a", "b"]
 
@@ -290,7 +291,7 @@ def test_a_replica_with_less_room_keeps_what_it_has() -> None:
     assert take(replicas) is None
     replicas.resize(the(replicas, "a"), 3, 2.0)
     assert take(replicas) == "a"
-    replicas.validate()
+    validate(replicas)
 
 
 # ---- random histories ----
@@ -376,7 +377,7 @@ class Life:
             case "update" if self.transfers:
                 replicas.updated(*self.transfers.popitem(), self.now)
             case "break" if self.transfers:
-                replicas.update_failed(self.transfers.popitem()[0])
+                replicas.update_failed(self.transfers.popitem()[0], 0.0)
             case "exclude" if replica and replica.version < replicas.version:
                 replicas.exclude(replica, self.now)
             case "second" | "minute":
@@ -387,7 +388,7 @@ class Life:
         self.grant()
         assert not self.replicas.grants(self.now), "nobody waits for what is there"
         assert self.replicas.waiting == len(self.line)
-        self.replicas.validate()
+        validate(self.replicas)
         held = {id(replica): 0 for replica in self.replicas}
         for request in self.running:
             if request.replica is not None and not request.replica.gone:

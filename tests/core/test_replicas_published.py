@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dart.core.fleet.invariants import validate
 from dart.core.fleet.replica import Replica
 from dart.core.fleet.replicas import Replicas
 
@@ -39,7 +40,7 @@ def test_every_third_version_is_published() -> None:
     replicas.staged(7, 0.0)
     replicas.staged(8, 0.0)
     assert replicas.next_update() == (a, 8), "counted from the last one that was published"
-    replicas.validate()
+    validate(replicas)
 
 
 def test_all_at_once_at_every_second_version() -> None:
@@ -53,7 +54,7 @@ def test_all_at_once_at_every_second_version() -> None:
     while chosen := replicas.next_update():
         replicas.updated(*chosen, 0.0)
     assert replicas.settled and all(replica.serving for replica in replicas)
-    replicas.validate()
+    validate(replicas)
 
 
 def test_all_at_once() -> None:

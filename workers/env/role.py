@@ -29,7 +29,7 @@ from dart.v1 import session_pb2 as pb
 from dart.wire.capabilities import ORACLE, SHARED_BLOBS, SLOTS
 from dart.wire.convert import action_from_proto, action_to_proto, observation_to_proto, task_from_proto
 from dart.wire.role import Command, CommandError, Reply
-from dart.wire.rules.table import ERROR_CHARACTERS, MOST_GOAL_IMAGES, TREE_CHARACTERS
+from dart.wire.rules.table import ERROR_CHARACTERS, INSTRUCTION_CHARACTERS, MOST_GOAL_IMAGES, TREE_CHARACTERS
 from dart.workers.env.answers import judged, observed, suggested
 from dart.workers.env.places import Lease, Places
 from dart.worlds import Env, EnvironmentFailure, Timeouts, Verdict, World
@@ -183,6 +183,9 @@ class EnvRole:
             raise CommandError(pb.FAILURE_CODE_TASK, str(error)) from None
         if (goals := len(observation.goal_images)) > MOST_GOAL_IMAGES:
             why = f"its instruction has {goals} pictures, and {MOST_GOAL_IMAGES} can be sent: have the world merge them"
+            raise CommandError(pb.FAILURE_CODE_TASK, f"task {task.id}: {why}")
+        if (length := len(observation.instruction)) > INSTRUCTION_CHARACTERS:
+            why = f"its instruction has {length:,} characters, and {INSTRUCTION_CHARACTERS:,} can be sent: shorten it"
             raise CommandError(pb.FAILURE_CODE_TASK, f"task {task.id}: {why}")
         if self._held.get(key) is not lease:
             raise _released(key)

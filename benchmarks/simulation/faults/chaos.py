@@ -37,6 +37,7 @@ from dart import config
 from dart.coordinator.run import Run
 from dart.coordinator.start import Start, starting_point
 from dart.coordinator.training.ranks import TrainerLost
+from dart.core.fleet.invariants import validate
 from dart.core.types import Trajectory
 from dart.errors import UserError, ungrouped
 from dart.job import Train
@@ -226,7 +227,7 @@ class _Life:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             now = loop.time()
-            self.run.replicas.validate()
+            validate(self.run.replicas)
             silent, progress = now - max(self._progress_at, began), self.run.progress
             slowest = max(progress.slowest_trajectory, progress.slowest_update)
             if silent > SILENT_SECONDS + WATCHDOG_FACTOR * slowest:

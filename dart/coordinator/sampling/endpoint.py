@@ -162,7 +162,8 @@ class Endpoint:
             if isinstance(said, Words):
                 return said
             failed = said
-        raise InfrastructureError(f"--endpoint {self._address.url} failed {TRIES} times, the last with {failed.why}")
+        why = f"--endpoint {self._address.url} failed {TRIES} times, the last with {failed.why}"
+        raise InfrastructureError(why, f"--endpoint {self._address.url}")
 
     async def _try(self, messages: list[ChatMessage]) -> Words | _Later:
         import httpx
@@ -190,7 +191,7 @@ class Endpoint:
             choice = answer.json()["choices"][0]
             text = str(choice["message"]["content"] or "").strip()
         except (ValueError, KeyError, IndexError, TypeError):
-            raise InfrastructureError(f"--endpoint {self._address.url} gave no chat completion: {said}") from None
+            return _Later(f"no chat completion: {said}")
         self._answered, self._refused_in_a_row = True, 0
         text = self._as_written(text.encode("utf-8", "replace").decode())
         return Words(text, choice.get("finish_reason") == "length")
@@ -211,7 +212,8 @@ class Endpoint:
                 "images that its server allows (agent.history_screenshots)"
             )
         if not self._answered:
-            raise InfrastructureError(f"--endpoint {self._address.url} refused a prompt: {said}")
+            why = f"--endpoint {self._address.url} refused a prompt: {said}"
+            raise InfrastructureError(why, f"--endpoint {self._address.url}")
         log.warning("--endpoint %s refused a prompt, which counts as an empty answer: %s", self._address.url, said)
         return Words("")
 

@@ -71,7 +71,7 @@ def _told(error: InfrastructureError | ContextFull | WrongTask, worker: Worker) 
     """What ended an attempt in this worker's environment, and who is to blame for it: this worker unless known."""
     if isinstance(error, SetUpFailed):
         return error
-    if isinstance(error, WrongTask):
+    if isinstance(error, WrongTask | ContextFull):  # at its first turn: the task itself does not fit
         return SetUpFailed(str(error), worker.id, certain=True)
     culprit = error.worker if isinstance(error, InfrastructureError) else ""
     told = InfrastructureError(str(error), culprit or worker.id)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -23,7 +24,7 @@ from dart.core.fleet.replicas import Replicas
 from dart.core.progress import Progress
 from dart.core.status import Stall, Status
 from dart.core.usage import EnvState, TrainerState
-from dart.core.watchdog import Limits, Pulse, Watchdog
+from dart.core.watchdog import Kind, Limits, Pulse, Watchdog
 from dart.errors import UserError
 from dart.v1 import session_pb2 as pb
 from dart.wire.role import ROLE_NAMES
@@ -78,7 +79,9 @@ class Watch:
         ends = [bounds.end_after_seconds] if bounds.end_after_seconds else []
         self._pause = min(LOOK_SECONDS, min((*seconds, *ends)) / LOOKS_PER_BOUND)
         self._ready = 0
-        self._lost = Lost()
+        self._fates: tuple[int, Mapping[str, int]] = (-1, {})
+        """The number of updates, and the fates of trajectories when the last one was made."""
+        self._lost, self._serves = Lost(), True
         self.stalls: tuple[Stall, ...] = ()
         """Those found by the last `look`."""
         fleet.on_ready.append(self._joined)
@@ -100,7 +103,9 @@ class Watch:
         scene = self._scene(now) if overdue else None
         self.stalls = tuple([explain(one, scene) for one in overdue]) if scene else ()
         self._tell(before)
-        if (serving := _serving(self.stalls)) != _serving(before):
+        serving = not any(map(self._stops, self.stalls))
+        if serving != self._serves:
+            self._serves = serving
             await self._health(serving)
         self._end_when_long()
 
@@ -114,9 +119,16 @@ class Watch:
             if stall.name not in now:
                 self._journal.event("moving", kind=stall.kind, culprit=stall.culprit)
 
+    def _stops(self, stall: Stall) -> bool:
+        """Whether it keeps the run from moving. A replica without the newest weights does not while updates go on."""
+        ago = self._watchdog.quiet(time.monotonic()).get("update", math.inf)
+        goes_on = stall.kind == Kind.WEIGHTS and ago < self._settings.watchdog.weights_seconds
+        return not (stall.deliberate or goes_on)
+
     def _end_when_long(self) -> None:
         bounds = self._settings.watchdog
-        longest = max((one for one in self.stalls if not one.deliberate), key=lambda one: one.seconds, default=None)
+        stops = (one for one in self.stalls if self._stops(one))
+        longest = max(stops, key=lambda one: one.seconds, default=None)
         if bounds.end_after_seconds and longest and longest.seconds >= bounds.end_after_seconds:
             last = f", whose last failure was: {longest.failure}" if longest.failure else ""
             raise Stalled(
@@ -129,16 +141,19 @@ class Watch:
 
     def _pulse(self, now: float) -> Pulse:
         progress, sampled, pace = self._progress, self._sampled(), self._envs.pace
+        if self._fates[0] != progress.counts.updates:
+            self._fates = progress.counts.updates, progress.counts.fates
         states = self._envs.usage.counts()
         trainer = self._accounting.trainer.counts(TRAINER)
         failed = any(one.offered is not None and one.offered.reason for one in self._fleet.of_role(pb.ROLE_ENV))
         boots = not failed and states.keys() <= PREPARING
+        failures = [self._envs.failures(one.id) for one in self._fleet.of_role(pb.ROLE_ENV) if one.slots]
         return Pulse(
             phase=progress.phase,
             ready=self._ready,
             answers=pace.answers,
             episodes=progress.counts.trajectories + sampled.beside,
-            failures=self._envs.failures(),
+            failures=sum(failures) if all(failures) else 0,
             updates=progress.counts.updates,
             trainer=next((str(s) for s in (TrainerState.TRAINING, TrainerState.SAVING) if trainer.get(s)), ""),
             version=self._replicas.version,
@@ -163,7 +178,8 @@ class Watch:
 
     def _scene(self, now: float) -> Scene:
         owed = {worker.id: self._owed(worker, now) for worker in self._fleet.workers.values()}
-        return Scene(self._status(), self._wanted, owed, self._lost, self._envs.usage.cause(EnvState.IDLE))
+        held_back = self._envs.usage.cause(EnvState.IDLE)
+        return Scene(self._status(), self._wanted, owed, self._lost, held_back, self._fates[1])
 
     def _owed(self, worker: Worker, now: float) -> Owed:
         command, seconds = worker.end.oldest(now)
@@ -177,7 +193,3 @@ class Watch:
     def _left(self, worker: Worker) -> None:
         if not worker.said_goodbye:
             self._lost.left(ROLE_NAMES[worker.role], worker.id, worker.why_lost)
-
-
-def _serving(stalls: tuple[Stall, ...]) -> bool:
-    return all(stall.deliberate for stall in stalls)

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import math
 import time
 from collections.abc import Iterator, Sequence
 
@@ -39,9 +40,8 @@ _MODES = {
     "drain": weights_pb2.PAUSE_MODE_DRAIN,
     "abort": weights_pb2.PAUSE_MODE_ABORT,
 }
-RETRY_SECONDS = 0.5
 SETTLE_TIMEOUTS = 3
-"""How many `sync.timeout_seconds` the last weights may take to reach every replica."""
+"""For how many `sync.timeout_seconds` weights may reach no further replica, before those without are excluded."""
 
 
 class WeightSync:
@@ -70,7 +70,7 @@ class WeightSync:
         self._replicas.staged(version, time.monotonic())
 
     async def settled(self) -> None:
-        """Wait until every replica serves the newest published version."""
+        """Wait until every replica that is not excluded serves the newest published version."""
         await self._settled.wait()
 
     async def settle_or_exclude(self) -> None:
@@ -80,17 +80,30 @@ class WeightSync:
         Raises UserError if no replica can get it.
         """
         self._replicas.publish_newest(time.monotonic())
-        try:
-            async with asyncio.timeout(SETTLE_TIMEOUTS * self._settings.timeout_seconds):
-                return await self.settled()
-        except TimeoutError:
-            behind, version = self._replicas.behind, self._replicas.version
+        await self.or_exclude()
+
+    async def or_exclude(self) -> None:
+        """Wait until every replica has the newest published version; take those that cannot get it out of the rotation.
+
+        Raises UserError if no replica can get it.
+        """
+        behind, before = self._behind(), math.inf
+        while len(behind) < before:  # they take turns, so many of them take longer
+            before = len(behind)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(SETTLE_TIMEOUTS * self._settings.timeout_seconds):
+                    return await self.settled()
+            behind = self._behind()
+        version = self._replicas.version
         names = [replica.name for replica in behind]
         self._journal.event("left_out", replicas=names, reason=f"version {version} could not be sent")
-        if len(behind) == len(self._replicas):
+        if all(replica.excluded or replica in behind for replica in self._replicas):
             raise UserError(f"no replica took version {version}: look at logs/ in the run directory, then --resume")
         for replica in behind:
             self._replicas.exclude(replica, time.monotonic())
+
+    def _behind(self) -> list[Replica[Worker]]:
+        return [replica for replica in self._replicas.behind if not replica.excluded]
 
     async def run(self) -> None:
         """Runs until cancelled."""
@@ -121,8 +134,8 @@ class WeightSync:
             log.warning("sync of %s to version %d failed: %s", replica.name, version, error)
             self._journal.event("sync_failed", replica=replica.name, version=version, why=str(error))
             self._groups.pop(replica, None)
-            await asyncio.sleep(RETRY_SECONDS)
-            self._replicas.update_failed(replica)
+            await asyncio.sleep(self._replicas.update_broke(replica))
+            self._replicas.update_failed(replica, time.monotonic())
             return
         if not self._replicas.updated(replica, version, time.monotonic()):
             return

@@ -8,7 +8,6 @@ of updates, the time spent and the checkpoints.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import shutil
 import time
@@ -44,6 +43,7 @@ STARVED_SECONDS = 60.0
 TURN_SECONDS = 0.01
 MOST_REMARKS = 20
 """The most remarks of the trainer that are recorded for one update."""
+STILL_SAVING = "the one before is still being saved: look at the trainer's log and at its disk"
 SKIPPED = "no gradient of its update was finite, so the trainer skipped it"
 
 
@@ -235,7 +235,10 @@ class Training:
             if self._config.schedule.training == "synchronous" and isinstance(self._data, DataManager):
                 await self._settled()
                 self._data.update_over()
-            if number >= self._next_save and not self._saving.locked():
+            if number >= self._next_save and self._saving.locked():
+                self._journal.event("checkpoint_failed", version=trained.weight_version, why=STILL_SAVING)
+                self._next_save = number + self._config.checkpoint.every_updates
+            elif number >= self._next_save:
                 tasks.create_task(self._save_or_later(number))
                 await asyncio.sleep(0)  # it asks the trainer before the next update does
 
@@ -272,11 +275,15 @@ class Training:
             self._next_save = again
 
     async def _settled(self) -> None:
-        """Wait until every replica serves the newest weights or the phase is over; transfers are retried until then."""
-        while not self._done():
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_SECONDS):
-                    return await self._sync.settled()
+        """Wait until every replica that can be sent the newest weights has them, or the phase is over."""
+        waiting = asyncio.create_task(self._sync.or_exclude())
+        try:
+            while not waiting.done() and not self._done():
+                await asyncio.wait({waiting}, timeout=LOOK_SECONDS)
+            if waiting.done():
+                await waiting
+        finally:
+            waiting.cancel()
 
     async def _next_batch(self) -> list[ReleasedGroup] | None:
         """The next batch; None when the phase ends before there is one, because every group may be dropped."""

@@ -43,6 +43,8 @@ class Health:
     """Failures since it first joined."""
     last_failure: str = ""
     """In the replica's own words."""
+    breaks: int = 0
+    """Transfers of weights to it that broke, one after the other."""
 
     def served(self, probe: bool, now: float) -> bool:
         """A request was served. Returns True if that ended the quarantine.

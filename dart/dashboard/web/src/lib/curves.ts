@@ -182,7 +182,7 @@ const RECIPES: Record<string, { title: string; recipes: readonly Recipe[] }> = {
     recipes: [
       {
         title: 'Utilisation',
-        hint: 'Share of the time since training began in which slots worked',
+        hint: 'Share of the time since training began, or was last resumed, in which slots worked',
         unit: 'percent',
         fromZero: true,
         sources: [
@@ -194,7 +194,7 @@ const RECIPES: Record<string, { title: string; recipes: readonly Recipe[] }> = {
       { title: 'Trajectories per minute', hint: 'Between two updates', fromZero: true, sources: [['trajectories', perMinute]] },
       {
         title: 'Actions per minute',
-        hint: 'Since training began: sampled, and trained on (dashed)',
+        hint: 'Since training began or was last resumed: sampled, and trained on (dashed)',
         fromZero: true,
         sources: [
           ['sampled', of('sampled_actions_per_minute')],

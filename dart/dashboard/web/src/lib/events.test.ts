@@ -11,9 +11,10 @@ const event = (sequence: number, data: Record<string, unknown> = {}): EventRow =
 })
 
 describe('events', () => {
-  it('write tasks in three ways', () => {
+  it('write tasks in two ways', () => {
     expect(taskOf('ladder/hard-03#576710')).toEqual({ suite: 'ladder', name: 'hard-03' })
-    expect(taskOf('web/a/b#x')).toEqual({ suite: 'web', name: 'a/b#x' })
+    expect(taskOf('osworld/os/3ce0#7')).toEqual({ suite: 'osworld', name: 'os/3ce0' })
+    expect(taskOf('os/3ce0')).toEqual({ suite: '', name: 'os/3ce0' })
     expect(taskOf('hard-03')).toEqual({ suite: '', name: 'hard-03' })
   })
 

@@ -7,10 +7,10 @@ export interface Link {
   href: string
 }
 
-/** "suite/name#seed", "suite/name" or "name", as events write tasks. */
+/** "suite/name#seed" or "name", as events write tasks. A name may have slashes itself. */
 export function taskOf(text: string): { suite: string; name: string } {
   const plain = text.replace(/#\d+$/, '')
-  const at = plain.indexOf('/')
+  const at = plain === text ? -1 : plain.indexOf('/')
   return at > 0 ? { suite: plain.slice(0, at), name: plain.slice(at + 1) } : { suite: '', name: plain }
 }
 

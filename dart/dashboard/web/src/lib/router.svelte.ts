@@ -6,6 +6,7 @@ class Router {
   search = $state(location.search)
   readonly route: Route = $derived(match(this.path))
   readonly query: URLSearchParams = $derived(new URLSearchParams(this.search))
+  #writing: ReturnType<typeof setTimeout> | undefined
 
   /** A parameter of the address; empty if it is not there. */
   get(name: string): string {
@@ -13,6 +14,7 @@ class Router {
   }
 
   go(href: string): void {
+    this.#write()
     rememberScroll()
     history.pushState({ key: newKey() }, '', href)
     this.#read()
@@ -25,10 +27,25 @@ class Router {
     const href = this.path + query(all)
     if (href === this.path + this.search) return
     if (push) {
+      this.#write()
       rememberScroll()
       history.pushState({ key: newKey() }, '', href)
-    } else history.replaceState(history.state, '', href)
-    this.#read()
+      this.#read()
+      return
+    }
+    const changed = new URL(href, location.origin)
+    this.path = changed.pathname
+    this.search = changed.search
+    // Browsers refuse more than some ten changes a second, and what follows the pointer has more.
+    this.#writing ??= setTimeout(() => this.#write(), 200)
+  }
+
+  /** Write what `set` has changed into the address, if it is not there yet. */
+  #write(): void {
+    if (this.#writing === undefined) return
+    clearTimeout(this.#writing)
+    this.#writing = undefined
+    history.replaceState(history.state, '', this.path + this.search)
   }
 
   start(): void {
@@ -36,7 +53,10 @@ class Router {
     if (!history.state?.key) history.replaceState({ key: newKey() }, '')
     addEventListener('scroll', rememberScroll, { passive: true })
     for (const own of ['wheel', 'touchstart', 'keydown']) addEventListener(own, stopRestoring, { passive: true })
+    addEventListener('pagehide', () => this.#write())
     addEventListener('popstate', () => {
+      clearTimeout(this.#writing)
+      this.#writing = undefined
       const wanted = scrolls[history.state?.key]
       this.#read()
       restoreScroll(wanted)
