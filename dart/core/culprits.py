@@ -221,8 +221,8 @@ def _dropped(overdue: Overdue, scene: Scene) -> Stall:
     fates = {name: count - scene.before.get(name, 0) for name, count in scene.status.figures.counts.fates.items()}
     worst = max((fate for fate in fates if fate != "trained"), key=lambda fate: fates[fate], default="nothing yet")
     advice = (
-        "tasks that always fail or always succeed teach nothing: choose others (environment.tasks), begin with a policy "
-        "that succeeds at times, or use curation.pool"
+        "tasks that always fail or always succeed teach nothing: choose others (environment.tasks), begin with a "
+        "policy that succeeds at times, or use curation.pool"
     )
     if worst == STALE:
         advice = (

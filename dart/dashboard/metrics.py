@@ -77,8 +77,8 @@ class _Live(Collector):
         )  # fmt: skip
         for part, name in _PARTS.items():
             yield self._counter(
-                f"{part}_slot_seconds", f"Slot-seconds of {part} since training began or was last resumed, by state.", ("state",),
-                _spent(name),
+                f"{part}_slot_seconds", f"Slot-seconds of {part} since training began or was last resumed, by state.",
+                ("state",), _spent(name),
             )  # fmt: skip
         yield from self._gauges()
         yield from self._workers()

@@ -7,8 +7,12 @@ from dart.core.fleet.replica import Replica
 from dart.core.fleet.replicas import Replicas
 
 
-def made(*names: str, every_updates: int, together: bool = False) -> tuple[Replicas[None], list[Replica[None]]]:
-    replicas: Replicas[None] = Replicas(0.0, every_updates=every_updates, together=together)
+def made(
+    *names: str, every_updates: int = 1, together: bool = False, max_staleness: int | None = None
+) -> tuple[Replicas[None], list[Replica[None]]]:
+    replicas: Replicas[None] = Replicas(
+        0.0, every_updates=every_updates, together=together, max_staleness=max_staleness
+    )
     return replicas, [replicas.join(name, 4, 0, None, 0.0) for name in names]
 
 
@@ -74,3 +78,62 @@ def test_all_at_once_when_the_last_one_behind_is_replaced() -> None:
     replicas.updated(a, 1, 0.0)
     replicas.join("b", 4, 1, None, 0.0)
     assert replicas.settled and all(replica.serving for replica in replicas)
+
+
+# ---- transfers that break again and again ----
+
+
+def test_a_replica_whose_transfers_break_takes_no_turn_from_others_and_rests_for_longer() -> None:
+    replicas, (a, b, c) = made("a", "b", "c")
+    replicas.staged(1, 0.0)
+    assert replicas.next_update() == (a, 1) and replicas.next_update() is None
+    assert replicas.update_broke(a) == 0.5
+    assert replicas.next_update() == (b, 1), "while it rests"
+    replicas.update_failed(a, 1.0)
+    assert replicas.next_update() == (a, 1), "beside the one whose turn it is"
+    assert replicas.next_update() is None, "one sound replica at a time"
+    validate(replicas)
+    assert [replicas.update_broke(a) for _ in range(8)] == [1, 2, 4, 8, 16, 32, 60, 60]
+    replicas.update_failed(a, 2.0)
+    replicas.leave(a, 2.0, for_good=False)
+    again = replicas.join("a", 4, 0, None, 3.0)
+    assert again.health.breaks == 9, "a process that ended over it comes back under its name"
+    assert replicas.next_update() == (again, 1)
+    replicas.updated(again, 1, 4.0)
+    replicas.updated(b, 1, 4.0)
+    assert again.health.breaks == 0 and replicas.next_update() == (c, 1)
+
+
+def test_a_replica_that_cannot_be_sent_weights_stops_sampling_what_would_be_dropped() -> None:
+    replicas, (a, b) = made("a", "b", max_staleness=2)
+    for version in (1, 2):
+        replicas.staged(version, 0.0)
+        while (chosen := replicas.next_update()) and chosen[0] is a:
+            replicas.updated(*chosen, 0.0)
+        replicas.update_broke(b)
+        replicas.update_failed(b, 0.0)
+        assert b.serving, "what it samples can be trained on"
+    replicas.staged(3, 0.0)
+    replicas.update_broke(b)
+    replicas.update_failed(b, 0.0)
+    assert a.serving and not b.serving
+    replicas.updated(b, 3, 0.0)
+    assert b.serving
+    alone, (only,) = made("only", max_staleness=0)
+    alone.staged(1, 0.0)
+    alone.next_update()
+    alone.update_failed(only, 0.0)
+    assert only.serving, "nobody else does"
+
+
+def test_who_is_excluded_is_not_waited_for_again() -> None:
+    replicas, (a, b) = made("a", "b")
+    replicas.staged(1, 0.0)
+    replicas.next_update()
+    replicas.updated(a, 1, 0.0)
+    replicas.exclude(b, 0.0)
+    assert replicas.settled
+    replicas.staged(2, 0.0)
+    assert not replicas.settled
+    replicas.updated(a, 2, 0.0)
+    assert replicas.settled and replicas.behind == [b]

@@ -124,6 +124,26 @@ def test_a_replica_that_never_loads_weights_is_named() -> None:
     assert stalls(history) == [(150.0, Kind.WEIGHTS, "b")], "a is always one behind, and always moves on"
 
 
+def test_a_replica_whose_turn_has_not_come_is_no_stall() -> None:
+    """Of eight replicas one gets weights every 60 s, the oldest first: each waits for 480 s, and the bound is 150."""
+    busy = replace(TRAINING, sampling=False, episodes=0)
+    history = []
+    for now in every(10, 3600):
+        turns = int(now // 60)
+        versions = {f"r{n}": (turns - n + 7) // 8 for n in range(8)}
+        history.append((now, replace(busy, updates=int(now), version=2 + turns // 8, versions=versions)))
+    assert stalls(history) == []
+    without_r3 = [(now, replace(pulse, versions=pulse.versions | {"r3": 0})) for now, pulse in history]
+    ((when, kind, who),) = stalls(without_r3)
+    assert (kind, who) == (Kind.WEIGHTS, "r3") and 420 <= when <= 600, "all others have had one meanwhile"
+
+
+def test_sampling_that_waits_for_weights_is_not_held_by_the_trainer() -> None:
+    held = replace(TRAINING, busy=False, held_back="the update and its weights are waited for", version=3)
+    behind = [(now, replace(held, versions={"a": 3, "b": 2})) for now in every(10, 140)]
+    assert stalls(behind) == []
+
+
 def test_weights_that_reach_no_replica_are_the_trainers() -> None:
     idle = replace(TRAINING, sampling=False, version=3)
     joined = [
@@ -324,6 +344,10 @@ def test_a_trainer_that_owes_an_answer_is_named_beside_the_replica() -> None:
     stall = explain(Overdue(Kind.WEIGHTS, 150.0, "rollout-0"), scene(ENV, REPLICA, RANK, train_0=owed))
     assert stall.culprit == "rollout-0, train-0 (rank 0)"
     assert stall.waits_for.endswith("; train-0 (rank 0) has not answered send_weights for 40 s")
+    assert stall.name == ("weights", "rollout-0"), "the same whether the trainer sends at the moment or not"
+    busy = Owed("train-0 (rank 0)", "train_batch", 40.0)
+    alone = explain(Overdue(Kind.WEIGHTS, 150.0, "rollout-0"), scene(ENV, REPLICA, RANK, train_0=busy))
+    assert alone.culprit == "rollout-0", "an update is not what it waits for"
 
 
 def test_weights_that_reach_no_replica_are_told_as_the_trainers() -> None:
@@ -336,7 +360,13 @@ def test_weights_that_reach_no_replica_are_told_as_the_trainers() -> None:
 
 
 def test_dropped_trajectories_are_told_with_the_commonest_cause() -> None:
-    assert "dropped: all failed" in explain(Overdue(Kind.BATCH, 600.0), scene(ENV, REPLICA, RANK)).waits_for
+    here = scene(ENV, REPLICA, RANK)
+    assert "dropped: all failed" in explain(Overdue(Kind.BATCH, 600.0), here).waits_for
+    counts = replace(here.status.figures.counts, fates={"dropped: all failed": 1000, "dropped: stale": 40})
+    figures = replace(here.status.figures, counts=counts)
+    later = replace(here, status=replace(here.status, figures=figures), before={"dropped: all failed": 999})
+    stall = explain(Overdue(Kind.BATCH, 600.0), later)
+    assert "dropped: stale" in stall.waits_for and "lacks the newest weights" in stall.advice
 
 
 def test_a_pause_is_deliberate_and_a_deadlock_is_not() -> None:

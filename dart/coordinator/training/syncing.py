@@ -94,6 +94,8 @@ class WeightSync:
                 async with asyncio.timeout(SETTLE_TIMEOUTS * self._settings.timeout_seconds):
                     return await self.settled()
             behind = self._behind()
+        if not behind:
+            return
         version = self._replicas.version
         names = [replica.name for replica in behind]
         self._journal.event("left_out", replicas=names, reason=f"version {version} could not be sent")
