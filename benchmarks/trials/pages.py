@@ -128,7 +128,8 @@ def below(found: Results, reference: str, levels: str = "medium and hard") -> Ta
             of_arm = [one for one in compared if (one["endpoint"], one["arm"]) == (name, row["arm"])]
             cells += [percent(row["endpoints"][name]), "; ".join(map(_below, of_arm))]
         rows.append((row["endpoints"][endpoints[0]]["mean"], cells))
-    return head, [cells for _, cells in sorted(rows, reverse=True)] + _incomplete(found, len(head))
+    made = [cells for _, cells in sorted(rows, reverse=True)]
+    return head, made + (_incomplete(found, len(head)) if made else [])
 
 
 def _below(one: Comparison) -> str:

@@ -313,7 +313,11 @@ class Sync(Section):
         description="Replicas get new weights after every so many updates; more than 1 makes samples older. A replica "
         "that is behind that, for example after a restart, gets the newest weights that there are.",
     )
-    max_unavailable: Positive = Field(1, description="The most replicas that may be updated at the same time.")
+    max_unavailable: Positive = Field(
+        1,
+        description="The most replicas that may be updated at the same time; as many more are tried again whose last "
+        "transfer broke.",
+    )
     mode: Literal["keep", "drain", "abort"] = Field(
         "drain",
         description="Requests in flight when a replica loads weights. drain: it waits for their end; keep: they are "

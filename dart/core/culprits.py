@@ -219,7 +219,8 @@ def _unsent(overdue: Overdue, scene: Scene, version: int) -> Stall:
 
 def _dropped(overdue: Overdue, scene: Scene) -> Stall:
     fates = {name: count - scene.before.get(name, 0) for name, count in scene.status.figures.counts.fates.items()}
-    worst = max((fate for fate in fates if fate != "trained"), key=lambda fate: fates[fate], default="nothing yet")
+    lost = [fate for fate, count in fates.items() if count > 0 and fate != "trained"]
+    worst = max(lost, key=lambda fate: fates[fate], default="nothing yet")
     advice = (
         "tasks that always fail or always succeed teach nothing: choose others (environment.tasks), begin with a "
         "policy that succeeds at times, or use curation.pool"

@@ -16,7 +16,7 @@ from dart.core.progress import Counts
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Utilisation (shares from 0 to 1) and throughput, since training began."""
+    """Utilisation (shares from 0 to 1) and throughput, since training began or was last resumed."""
 
     env_utilisation: float = 0.0
     rollout_utilisation: float = 0.0
@@ -62,7 +62,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class TimeSpent:
-    """Slot-seconds of one kind of worker since training began, by state."""
+    """Slot-seconds of one kind of worker since training began or was last resumed, by state."""
 
     seconds: Mapping[str, float] = field(default_factory=dict)
     idle_because: Mapping[str, float] = field(default_factory=dict)

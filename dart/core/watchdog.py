@@ -222,7 +222,8 @@ class Watchdog:
             seconds = mark.overdue(version, now, bound)
             # They take turns: while it has not been this one's, it is not at fault.
             turns = self._arrivals - self._arrivals_then.get(name, 0)
-            had_one = turns >= len(pulse.versions) - 1
+            others = [one for other, one in pulse.versions.items() if other != name]
+            had_one = turns > len(others) or all(one >= pulse.version for one in others)
             if seconds is not None and (had_one or seconds >= self._limits.factor * bound):
                 found.append(Overdue(Kind.WEIGHTS, seconds, name))
         stuck = now - self._arrived

@@ -427,7 +427,8 @@ def test_pages_have_the_same_numbers_and_say_what_is_missing() -> None:
     assert rows[0][:3] == ["medium and hard, sampled", "full - none", "+38.0 (+33.7 to +42.3)"]
     head, rows = pages.below(found, "full")
     assert head[1:3] == ("medium and hard, sampled", "below full by") and rows[0][2] == "", "the whole comes first"
-    assert rows[-1][0] == "none, 5 runs" and rows[-1][2] == "38 points (34 to 42), p < 0.001"
+    assert rows[-2][0] == "none, 5 runs" and rows[-2][2] == "38 points (34 to 42), p < 0.001"
+    assert rows[-1][0] == "**incomplete: 1 runs are missing**"
     assert pages.below(found, "none")[1] == [], "which nothing is compared with"
 
 

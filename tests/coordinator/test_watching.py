@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -25,6 +26,7 @@ from dart.coordinator.start import Start
 from dart.core.curation.submitted import NotWanted
 from dart.core.status import Stall
 from dart.core.types import Task
+from dart.core.watchdog import Pulse
 from dart.errors import UserError
 from dart.job import Train
 from dart.rundir import RunDirectory
@@ -331,6 +333,22 @@ async def test_a_run_that_stalls_for_long_ends_with_its_exit_code(
                 raise
     said = await asyncio.to_thread(ended, tmp_path, capsys)
     assert "failed while it was starting" in said and "it ended because: no progress for" in said
+
+
+async def test_a_replica_without_weights_stops_no_run_whose_updates_go_on(tmp_path: Path) -> None:
+    folder = RunDirectory(tmp_path)
+    async with await folder.open_to_work(create=True) as database:
+        await database.start_run(tmp_path.name, "test", {}, started=1.0)
+        run = Run(settings(weights_seconds=600.0, end_after_seconds=60.0), folder, database, Train(), Start())
+        watch, replica = run._watch, Stall("weights", "version 3", "replica a", 9000.0, "a")
+        assert watch._stops(replica), "no update has been made yet"
+        watch._watchdog.look(Pulse("training", updates=1), time.monotonic())
+        watch.stalls = (replica,)
+        watch._end_when_long()
+        assert not watch._stops(replica) and watch._stops(Stall("trainer", "update 4", "train-0", 700.0, "train-0"))
+        watch.stalls = (replica, Stall("trainer", "update 4", "train-0", 700.0, "train-0"))
+        with pytest.raises(Stalled, match="no progress for 700 s: update 4 waits for train-0"):
+            watch._end_when_long()
 
 
 async def test_what_a_worker_says_while_the_server_stops_is_an_event(

@@ -297,7 +297,7 @@ def test_a_replica_with_less_room_keeps_what_it_has() -> None:
 # ---- random histories ----
 
 EVENTS = ("ask", "ask", "ask", "serve", "serve", "fail", "end", "withdraw", "join", "leave", "publish",
-          "resize", "settle", "begin", "pause", "update", "break", "exclude", "second", "minute")  # fmt: skip
+          "resize", "settle", "begin", "pause", "update", "break", "rested", "exclude", "second", "minute")  # fmt: skip
 HISTORY = st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 3)), max_size=80)
 
 
@@ -310,6 +310,7 @@ class Life:
         self.running: list[Request[None]] = []
         self.line: list[Request[None]] = []
         self.transfers: dict[Replica[None], int] = {}
+        self.resting: list[Replica[None]] = []
         self.replicas.on_change.append(self.grant)
 
     def grant(self) -> None:
@@ -377,7 +378,11 @@ class Life:
             case "update" if self.transfers:
                 replicas.updated(*self.transfers.popitem(), self.now)
             case "break" if self.transfers:
-                replicas.update_failed(self.transfers.popitem()[0], 0.0)
+                broken, _ = self.transfers.popitem()
+                replicas.update_broke(broken)
+                self.resting.append(broken)
+            case "rested" if self.resting:
+                replicas.update_failed(self.resting.pop(0), self.now)
             case "exclude" if replica and replica.version < replicas.version:
                 replicas.exclude(replica, self.now)
             case "second" | "minute":
@@ -397,6 +402,8 @@ class Life:
 
     def finish(self) -> None:
         """All updates succeed and every request is served, however bad the replicas were."""
+        while self.resting:
+            self.event("rested", 0)
         while self.transfers:
             self.event("update", 0)
         while chosen := self.replicas.next_update():

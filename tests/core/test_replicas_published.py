@@ -136,4 +136,21 @@ def test_who_is_excluded_is_not_waited_for_again() -> None:
     replicas.staged(2, 0.0)
     assert not replicas.settled
     replicas.updated(a, 2, 0.0)
-    assert replicas.settled and replicas.behind == [b]
+    assert replicas.settled and not replicas.behind
+    replicas.leave(a, 0.0, for_good=True)
+    assert not replicas.settled and replicas.behind == [b], "nobody else is left"
+
+
+def test_a_trainer_that_sends_to_nobody_leaves_some_in_service() -> None:
+    replicas, _ = made("a", "b", "c", "d")
+    replicas.staged(1, 0.0)
+    out, resting = set(), []
+    for _ in range(12):
+        while chosen := replicas.next_update():
+            replicas.pause(chosen[0], 0.0)
+            out.add(chosen[0].name)
+            replicas.update_broke(chosen[0])
+            resting.append(chosen[0])
+            validate(replicas)
+        replicas.update_failed(resting.pop(0), 0.0)
+    assert out == {"a", "b"}, "c and d serve with the old version"

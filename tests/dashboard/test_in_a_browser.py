@@ -165,6 +165,7 @@ def test_every_step_can_be_linked_to(page: Page, tour: Tour) -> None:
     tour.visit(page, "trajectory")
     for _ in range(3):
         page.keyboard.press("ArrowRight")
+    page.wait_for_url("**step=3")
     linked = page.url
     page.goto("about:blank")
     page.goto(linked)

@@ -112,7 +112,8 @@ class Watch:
     def _tell(self, before: tuple[Stall, ...]) -> None:
         known, now = {stall.name: stall.culprit for stall in before}, {stall.name for stall in self.stalls}
         for stall in self.stalls:
-            if known.get(stall.name) != stall.culprit:
+            # Of weights the name has the culprit: whether the trainer is sending at the moment is no news.
+            if stall.name not in known or (stall.kind != Kind.WEIGHTS and known[stall.name] != stall.culprit):
                 log.warning("no progress for %.0f s: %s waits for %s", stall.seconds, stall.waits, stall.waits_for)
                 self._journal.event("stalled", **asdict(stall))
         for stall in before:
@@ -121,18 +122,26 @@ class Watch:
 
     def _stops(self, stall: Stall) -> bool:
         """Whether it keeps the run from moving. A replica without the newest weights does not while updates go on."""
-        ago = self._watchdog.quiet(time.monotonic()).get("update", math.inf)
-        goes_on = stall.kind == Kind.WEIGHTS and ago < self._settings.watchdog.weights_seconds
+        bounds = self._settings.watchdog
+        usual = max(bounds.weights_seconds, bounds.factor * self._progress.slowest_update)
+        goes_on = stall.kind == Kind.WEIGHTS and (self._progress.paused or self._since_update() < usual)
         return not (stall.deliberate or goes_on)
+
+    def _since_update(self) -> float:
+        return self._watchdog.quiet(time.monotonic()).get("update", math.inf)
+
+    def _seconds(self, stall: Stall) -> float:
+        """For how long the run has not moved because of it."""
+        return min(stall.seconds, self._since_update()) if stall.kind == Kind.WEIGHTS else stall.seconds
 
     def _end_when_long(self) -> None:
         bounds = self._settings.watchdog
         stops = (one for one in self.stalls if self._stops(one))
-        longest = max(stops, key=lambda one: one.seconds, default=None)
-        if bounds.end_after_seconds and longest and longest.seconds >= bounds.end_after_seconds:
+        longest = max(stops, key=self._seconds, default=None)
+        if bounds.end_after_seconds and longest and self._seconds(longest) >= bounds.end_after_seconds:
             last = f", whose last failure was: {longest.failure}" if longest.failure else ""
             raise Stalled(
-                f"no progress for {longest.seconds:.0f} s: {longest.waits} waits for {longest.waits_for}{last}: "
+                f"no progress for {self._seconds(longest):.0f} s: {longest.waits} waits for {longest.waits_for}{last}: "
                 f"{longest.advice}; all finished work is kept, and --resume continues from it",
                 exit_code=bounds.exit_code,
             )
@@ -157,7 +166,7 @@ class Watch:
             updates=progress.counts.updates,
             trainer=next((str(s) for s in (TrainerState.TRAINING, TrainerState.SAVING) if trainer.get(s)), ""),
             version=self._replicas.version,
-            versions=self._replicas.versions,
+            versions={one.name: one.version for one in self._replicas.wanted},
             environments=self._envs.slots,
             sampling=sampled.going_on,
             busy=any(states.get(state) for state in BUSY),

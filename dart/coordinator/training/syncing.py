@@ -87,13 +87,13 @@ class WeightSync:
 
         Raises UserError if no replica can get it.
         """
-        behind, before = self._behind(), math.inf
+        behind, before = self._replicas.behind, math.inf
         while len(behind) < before:  # they take turns, so many of them take longer
             before = len(behind)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(SETTLE_TIMEOUTS * self._settings.timeout_seconds):
                     return await self.settled()
-            behind = self._behind()
+            behind = self._replicas.behind
         if not behind:
             return
         version = self._replicas.version
@@ -103,9 +103,6 @@ class WeightSync:
             raise UserError(f"no replica took version {version}: look at logs/ in the run directory, then --resume")
         for replica in behind:
             self._replicas.exclude(replica, time.monotonic())
-
-    def _behind(self) -> list[Replica[Worker]]:
-        return [replica for replica in self._replicas.behind if not replica.excluded]
 
     async def run(self) -> None:
         """Runs until cancelled."""
@@ -136,7 +133,7 @@ class WeightSync:
             log.warning("sync of %s to version %d failed: %s", replica.name, version, error)
             self._journal.event("sync_failed", replica=replica.name, version=version, why=str(error))
             self._groups.pop(replica, None)
-            await asyncio.sleep(self._replicas.update_broke(replica))
+            await asyncio.sleep(min(self._settings.timeout_seconds, self._replicas.update_broke(replica)))
             self._replicas.update_failed(replica, time.monotonic())
             return
         if not self._replicas.updated(replica, version, time.monotonic()):

@@ -81,6 +81,7 @@ class Training:
         self._last_update: dict[str, float] = {}
         every = config.checkpoint.every_updates
         self._next_save = (start.update // every + 1) * every
+        self._late_save = 0
         self._saved: int | None = None
         """The version of the newest checkpoint of this process."""
         self._abandoned: set[str] = set()
@@ -235,10 +236,11 @@ class Training:
             if self._config.schedule.training == "synchronous" and isinstance(self._data, DataManager):
                 await self._settled()
                 self._data.update_over()
-            if number >= self._next_save and self._saving.locked():
-                self._journal.event("checkpoint_failed", version=trained.weight_version, why=STILL_SAVING)
-                self._next_save = number + self._config.checkpoint.every_updates
-            elif number >= self._next_save:
+            if number >= self._next_save + self._config.checkpoint.every_updates and self._saving.locked():
+                if self._late_save != self._next_save:  # told once: it is made as soon as that one has ended
+                    self._late_save = self._next_save
+                    self._journal.event("checkpoint_failed", version=trained.weight_version, why=STILL_SAVING)
+            elif number >= self._next_save and not self._saving.locked():
                 tasks.create_task(self._save_or_later(number))
                 await asyncio.sleep(0)  # it asks the trainer before the next update does
 
@@ -276,14 +278,17 @@ class Training:
 
     async def _settled(self) -> None:
         """Wait until every replica that can be sent the newest weights has them, or the phase is over."""
-        waiting = asyncio.create_task(self._sync.or_exclude())
-        try:
-            while not waiting.done() and not self._done():
-                await asyncio.wait({waiting}, timeout=LOOK_SECONDS)
-            if waiting.done():
-                await waiting
-        finally:
-            waiting.cancel()
+        while not self._done():
+            waiting = asyncio.create_task(self._sync.or_exclude())
+            try:
+                while not waiting.done() and not self._done():
+                    await asyncio.wait({waiting}, timeout=LOOK_SECONDS)
+                if waiting.done():
+                    return await waiting
+            except UserError as error:  # no replica took them: the watchdog tells it, and it is tried again
+                log.warning("%s", error)
+            finally:
+                waiting.cancel()
 
     async def _next_batch(self) -> list[ReleasedGroup] | None:
         """The next batch; None when the phase ends before there is one, because every group may be dropped."""

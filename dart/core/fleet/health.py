@@ -20,6 +20,8 @@ QUARANTINE_PRICE = 3 * FAILURE_PRICE
 FORGIVE_SECONDS = 10.0
 """One failure is forgiven after this long without another."""
 FIRST_REST_SECONDS, MOST_REST_SECONDS = 1.0, 60.0
+FIRST_BREAK_SECONDS, MOST_BREAK_SECONDS = 0.5, 60.0
+"""How long a replica rests after a transfer of weights to it that broke; twice as long each time."""
 
 
 class Condition(StrEnum):
@@ -69,6 +71,11 @@ class Health:
                 self._quarantine(now)
         elif self.condition is Condition.PROBING:
             self._quarantine(now)
+
+    def broke(self) -> float:
+        """A transfer of weights to it broke. Returns how long it rests before the next one, in seconds."""
+        self.breaks += 1
+        return min(MOST_BREAK_SECONDS, FIRST_BREAK_SECONDS * 2.0 ** min(self.breaks - 1, 10))
 
     def _quarantine(self, now: float) -> None:
         self.condition = Condition.QUARANTINED

@@ -28,8 +28,9 @@ def validate(replicas: Replicas[S]) -> None:
         assert healthy or health.failures, "only failures end health"
         assert health.condition is not Condition.QUARANTINED or health.until < math.inf, "every rest ends"
     assert replicas.version <= replicas.newest < replicas.version + replicas._every_updates
-    sound = sum(one.target is not None and not one.health.breaks for one in replicas)
-    assert replicas.together or sound <= replicas._max_unavailable
+    begun = [bool(one.health.breaks) for one in replicas if one.target is not None and not one.resting]
+    assert replicas.together or all(begun.count(broke) <= replicas._max_unavailable for broke in (False, True))
+    assert not any(one.resting and one.target is None for one in replicas)
     assert not replicas._line.keys() & replicas._retry_line.keys()
     assert not any(request.failed_on for request in replicas._line)
     replicas._offers.validate(replicas)

@@ -33,6 +33,8 @@ class Replica(Generic[S]):
     """The version that is being sent to it."""
     broken: int = -1
     """The newest version whose transfer to it broke."""
+    resting: bool = False
+    """A transfer to it broke a moment ago. It keeps its `target` until it is tried again."""
     excluded: bool = False
     """It could not be updated in time, and nothing waits for it."""
     gone: bool = False

@@ -1,22 +1,19 @@
 """Everything the coordinator knows about its replicas, and the two questions that it asks about them.
 
 *Who takes this request?* `take`: capacity first, then the replica that served the trajectory's last turn (its prefix
-cache is warm), then the least busy one, and among equals the newest version. A request that finds no capacity queues
-(`wait`) and is given a replica by `grants`. A request that has failed tries another replica first. A quarantined
-replica (`dart.core.fleet.health`) gets only probes, unless no healthy one is left. A choice takes logarithmic time.
+cache is warm), then the least busy one, and among equals the newest version. A request that finds none queues (`wait`)
+until `grants` gives it one; one that has failed tries another replica first. A quarantined replica (`fleet.health`)
+gets only probes, unless no healthy one is left.
 
-*Who is updated next?* The trainer stages a version after every update, and every `every_updates`-th is published: from
-then on, replicas with older ones are to be updated. `next_update`: at most `max_unavailable` at once, the oldest
-version first, straight to the newest staged one, because the trainer keeps no older ones. A replica whose transfer
-broke comes after those that have not been tried since, takes no turn from them, and rests for longer each time; once
-its weights are older than `max_staleness`, whatever it samples would be dropped, so it serves only if no fresher one
-does. If the newest version does not get through to anybody, the rest keep serving with the old one. With `together`,
-all are updated at once, and none serves until all are done. A replica that joins with old weights serves nothing before
-its first update.
+*Who is updated next?* Every `every_updates`-th version that the trainer stages is published: from then on replicas with
+older ones are to be updated. `next_update`: at most `max_unavailable` at once, the oldest version first, straight to
+the newest staged one, because the trainer keeps no older ones. A replica whose transfer broke takes no turn from
+others, and rests for longer each time; with weights older than `max_staleness` it leaves the rotation where a fresher
+one serves. If the newest version gets through to nobody, the rest serve on. With `together`, all are updated at once,
+and none serves until all are done. A replica that joins with old weights serves nothing before its first update.
 
-`Replicas` owns all of this state; others query it or report events to it. A listener in `on_change` is called after
-each change is complete, and asks again; the order of listeners does not matter. Times are seconds of any origin, passed
-in as arguments.
+Others query `Replicas`, or report events to it. A listener in `on_change` is called after each change is complete, and
+asks again, in any order. Times are seconds of any origin, passed in as arguments.
 """
 
 from __future__ import annotations
@@ -27,7 +24,7 @@ from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 from typing import Generic
 
-from dart.core.fleet.health import Condition, Health
+from dart.core.fleet.health import FIRST_BREAK_SECONDS, Condition, Health
 from dart.core.fleet.replica import Offers, Replica, Request, S
 from dart.core.usage import Ledger, ReplicaState
 
@@ -35,23 +32,15 @@ AFFINITY_SLACK = 2
 """How many requests busier than the least busy replica the one with the trajectory's prefix may be."""
 FIRST_RETRY_SECONDS, MOST_RETRY_SECONDS = 0.25, 2.0
 """How long a request that has failed waits before it goes to a replica that is not healthy."""
-FIRST_BREAK_SECONDS, MOST_BREAK_SECONDS = 0.5, 60.0
-"""How long a replica rests after a transfer of weights to it that broke."""
 REMEMBERED = 256
 """The health of this many departed replicas is remembered, in case they come back."""
 
 
 class Replicas(Generic[S]):
     def __init__(
-        self,
-        now: float,
-        version: int = 0,
-        max_unavailable: int = 1,
-        *,
-        together: bool = False,
-        every_updates: int = 1,
-        max_staleness: int | None = None,
-    ) -> None:
+        self, now: float, version: int = 0, max_unavailable: int = 1, *, together: bool = False,
+        every_updates: int = 1, max_staleness: int | None = None,
+    ) -> None:  # fmt: skip
         self.version = version
         """The newest published version. A replica that was updated late may have a newer one."""
         self.newest = version
@@ -90,9 +79,19 @@ class Replicas(Generic[S]):
         return {replica.name: replica.version for replica in self}
 
     @property
+    def wanted(self) -> list[Replica[S]]:
+        """Those whose weights are waited for: all but the excluded ones, or all if every one is."""
+        return [one for one in self if not one.excluded] or list(self)
+
+    @property
     def settled(self) -> bool:
-        """Every replica that is not excluded has the newest published version, or a newer one."""
-        return all(one.excluded or (one.target is None and one.version >= self.version) for one in self)
+        """Every wanted replica has the newest published version, or a newer one."""
+        return all(one.target is None and one.version >= self.version for one in self.wanted)
+
+    @property
+    def behind(self) -> list[Replica[S]]:
+        """Wanted replicas with an older version than the newest published one."""
+        return [one for one in self.wanted if one.version < self.version]
 
     @property
     def waiting(self) -> int:
@@ -269,13 +268,14 @@ class Replicas(Generic[S]):
 
     def next_update(self) -> tuple[Replica[S], int] | None:
         """A replica to update and the version to send it, or None while nothing may start. Marks it as begun."""
-        begun = sum(one.target is not None and not one.health.breaks for one in self)
         behind = [one for one in self if one.target is None and one.version < self.version]
-        if not self.together and begun >= self._max_unavailable:
-            behind = [one for one in behind if one.health.breaks]
-        if not behind:
+        begun = [bool(one.health.breaks) for one in self if one.target is not None and not one.resting]
+        for broke in () if self.together else (False, True):  # each kind has its own turns
+            if begun.count(broke) >= self._max_unavailable:
+                behind = [one for one in behind if bool(one.health.breaks) is not broke]
+        if not (behind := self._updatable(behind)):
             return None
-        replica = min(self._updatable(behind), key=lambda one: (max(one.version, one.broken), one.turn))
+        replica = min(behind, key=lambda one: (max(one.version, one.broken), one.turn))
         return replica, self.retarget(replica)
 
     def retarget(self, replica: Replica[S]) -> int:
@@ -284,13 +284,11 @@ class Replicas(Generic[S]):
         return self.newest
 
     def _updatable(self, behind: list[Replica[S]]) -> list[Replica[S]]:
-        """The replicas with old weights that may be updated now. Where the newest version has broken on its
-        way to more than `max_unavailable` of them, and nobody has it, the trainer is at fault: so that not all leave
-        service for a trainer that hangs, only those that are out of service anyway are tried again."""
-        out = [one for one in behind if not one.serving]
-        broken = sum(one.broken >= self.version for one in out)
+        """Those that may be updated now: only those out of service anyway, where the newest version has broken on its
+        way to more than `max_unavailable`, and nobody has it. Then the trainer is at fault."""
+        broken = sum(not one.serving and one.broken >= self.version for one in self)
         nobody = all(one.version < self.version for one in self)
-        return out if nobody and broken > self._max_unavailable else behind
+        return [one for one in behind if not one.serving] if nobody and broken > self._max_unavailable else behind
 
     def pause(self, replica: Replica[S], now: float) -> None:
         """The replica loads its new weights into the model: it gets no requests until it is `updated`."""
@@ -310,25 +308,23 @@ class Replicas(Generic[S]):
 
     def update_broke(self, replica: Replica[S]) -> float:
         """The transfer to the replica broke. Returns how long it is to rest before `update_failed`, in seconds."""
-        replica.health.breaks += 1
+        if replica.gone:
+            return 0.0
+        replica.broken, replica.resting = replica.target or self.newest, True
+        seconds = replica.health.broke()
         self._changed()
-        return min(MOST_BREAK_SECONDS, FIRST_BREAK_SECONDS * 2.0 ** min(replica.health.breaks - 1, 10))
+        return FIRST_BREAK_SECONDS if self.together else seconds  # then all others wait with it
 
     def update_failed(self, replica: Replica[S], now: float) -> None:
         """The replica is tried again from now on, after the others."""
         if replica.gone:
             return
-        replica.broken, replica.target = replica.target or self.newest, None
+        replica.broken, replica.target, replica.resting = replica.target or self.newest, None, False
         replica.turn = next(self._numbers)
         stale = self._max_staleness is not None and self.newest - replica.version > self._max_staleness
-        if stale and any(one.serving and one.version > replica.version for one in self):
+        if stale and any(one.capacity and one.version > replica.version for one in self):
             self._set_serving(replica, False, now)
         self._changed()
-
-    @property
-    def behind(self) -> list[Replica[S]]:
-        """Replicas with an older version than the newest published one."""
-        return [replica for replica in self if replica.version < self.version]
 
     def exclude(self, replica: Replica[S], now: float) -> None:
         """The replica cannot be updated in time: it gets no requests unless it is `updated` after all."""

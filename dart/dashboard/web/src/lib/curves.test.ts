@@ -18,8 +18,8 @@ const curves: Curves = {
   },
   by_task: { a: [0, 0.5, 1] },
   evaluations: [
-    { unix_seconds: 1010, update: 0, label: 'before', decoding: 'greedy', temperature: 0, mean: 0.4, low: 0.3, high: 0.5, episodes: 9 },
-    { unix_seconds: 1190, update: 3, label: 'after', decoding: 'greedy', temperature: 0, mean: 0.6, low: 0.5, high: 0.7, episodes: 9 },
+    { unix_seconds: 1010, update: 0, label: 'before', decoding: 'greedy', temperature: 0, mean: 0.4, low: 0.3, high: 0.5, episodes: 9, not_evaluated: 0 },
+    { unix_seconds: 1190, update: 3, label: 'after', decoding: 'greedy', temperature: 0, mean: 0.6, low: 0.5, high: 0.7, episodes: 9, not_evaluated: 0 },
   ],
 }
 const run = (id: string): Told => ({ id, started: 1000, curves })

@@ -8,6 +8,11 @@ class Router {
   readonly query: URLSearchParams = $derived(new URLSearchParams(this.search))
   #writing: ReturnType<typeof setTimeout> | undefined
 
+  /** Where the reader is, also before it is written into the address. */
+  get href(): string {
+    return location.origin + this.path + this.search
+  }
+
   /** A parameter of the address; empty if it is not there. */
   get(name: string): string {
     return this.query.get(name) ?? ''
