@@ -29,8 +29,8 @@ from dart.coordinator.training.uploads import Uploads
 from dart.core.curation.batches import ReleasedGroup, samples_of
 from dart.core.progress import Progress
 from dart.core.status import Figures, Usage
-from dart.failpoints import failpoint
 from dart.errors import UserError
+from dart.failpoints import failpoint
 from dart.store.database import Database
 from dart.store.records import CheckpointRecord
 from dart.v1 import session_pb2 as pb
