@@ -411,6 +411,7 @@ TABLES: dict[str, Callable[[], str | None]] = {
     "learning_temperatures": partial(learning, "controls", pages.temperatures),
     "learning_alignment_collapses": partial(learning, "alignment", pages.collapses),
     "learning_wallclock": partial(learning, "wallclock", pages.times),
+    "learning_wallclock_batches": partial(learning, "wallclock_batches", pages.times),
 }
 
 

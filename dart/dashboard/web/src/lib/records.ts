@@ -167,6 +167,7 @@ export interface EvaluationPoint {
   low: number
   high: number
   episodes: number
+  not_evaluated: number
 }
 /**
  * Trajectories in as few lanes as ran at once, none if too many. A span's `detail` begins with the id.
@@ -234,7 +235,7 @@ export interface Figures {
   train_seconds: number
 }
 /**
- * Utilisation (shares from 0 to 1) and throughput, since training began.
+ * Utilisation (shares from 0 to 1) and throughput, since training began or was last resumed.
  */
 export interface Usage {
   env_utilisation: number
@@ -368,7 +369,7 @@ export interface Status {
   paused: boolean | null
 }
 /**
- * Slot-seconds of one kind of worker since training began, by state.
+ * Slot-seconds of one kind of worker since training began or was last resumed, by state.
  */
 export interface TimeSpent {
   seconds: {
