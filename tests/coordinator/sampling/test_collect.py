@@ -301,7 +301,7 @@ async def test_what_was_collected_stands_in_where_all_fail_and_a_restart_needs_i
         copy = first.trajectories[-1]
         assert copy.pooled_from == used["success"]
         assert [len(step.generation.logprobs) for step in copy.steps] == [0, 0]
-        assert copy.steps[0].images[0].data
+        assert copy.steps[0].images[0].sha256
         assert used["replaced"] == failed[-1].trajectory_id
     made.rename(tmp_path / "elsewhere")
     async with Rig(tmp_path / "run", training_with(made)) as again:

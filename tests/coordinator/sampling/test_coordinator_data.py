@@ -127,7 +127,8 @@ async def test_a_pooled_success_stands_in_for_one_failure(tmp_path: Path) -> Non
         assert [t.reward for t in second.trajectories] == [0, 0, 0, 1]
         copy = second.trajectories[-1]
         assert copy.pooled_from == "g000001-1" and tuple(copy.steps[0].generation.logprobs) == (-0.5, -0.25)
-        assert copy.steps[0].images[0].data == b"g000001-1"
+        image = copy.steps[0].images[0]
+        assert (image.sha256, image.data) == (Image.of(b"g000001-1", "image/png", 1, 1).sha256, b""), "without bytes"
         await rig.data.consumed([first, second], 1, 1)
         fates = await rig.database.fates()
         assert fates == {"trained": 8, "dropped: replaced by a pooled success": 1}

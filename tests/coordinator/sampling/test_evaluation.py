@@ -27,6 +27,7 @@ from dart.coordinator.fleet.sessions import InfrastructureError, SetUpFailed
 from dart.coordinator.sampling import evaluations
 from dart.coordinator.sampling.evaluation import Evaluation
 from dart.coordinator.service.journal import Journal
+from dart.coordinator.start import MOST_UNWRITTEN_EVENTS
 from dart.coordinator.summary import write_json
 from dart.core.curation.orders import Failures, Order
 from dart.core.evaluation.documents import ByDecoding, Success
@@ -392,7 +393,7 @@ async def test_an_evaluation_is_continued_with_what_it_was_begun_with(
             with pytest.raises(UserError, match=re.escape(problem)):
                 await running._continued(wanted, database)
             return
-        assert (await running._continued(wanted, database)).first_event == 1
+        assert (await running._continued(wanted, database)).first_event == 1 + MOST_UNWRITTEN_EVENTS
         assert (await database.run()).state is RunState.RUNNING
         await database.set_run_state(RunState.FINISHED, 2.0)
         with pytest.raises(UserError, match="it is finished: its result is in"):

@@ -103,9 +103,14 @@ class Trainer(SimulatedTrainer):
 
     def __init__(self, run: Run, version: int, ledger: Ledger) -> None:
         self._ledger, self._groups = ledger, set[str]()
+        self._begun: set[tuple[str, int, int]] = set()
         super().__init__(run.fleet, TIMINGS, version)
 
     def train_batch(self, command: pb.TrainBatch) -> None:
+        page = command.assignment.assignment_id, command.assignment.attempt, command.page
+        if page in self._begun:  # a reminder of what is under way, which a late answer to something else brings about
+            return
+        self._begun.add(page)
         self._groups |= {sample.group_id for sample in command.samples}
         if command.page + 1 == command.pages:
             self._ledger.note(trained=command.update, groups=sorted(self._groups))
