@@ -220,27 +220,35 @@ class Launcher:
         for process in self._processes.values():
             if process.stdin:
                 process.stdin.close()
-        await asyncio.gather(*map(self._goodbye, self._children))
+        async with asyncio.TaskGroup() as tasks:
+            goodbyes = [tasks.create_task(self._goodbye(child)) for child in self._children]
+            hurry = tasks.create_task(self._cut_short(goodbyes))
+            await asyncio.gather(*goodbyes, return_exceptions=True)
+            hurry.cancel()
         await _end_groups({process.pid for process in self._processes.values()})
 
     async def _goodbye(self, child: Child) -> None:
-        """Wait until it has ended by itself, as long as it may take, or until the user is in a hurry."""
-        if (process := self._processes.get(child.name)) is None:
+        """Wait until it has ended by itself, as long as it may take."""
+        process, in_all = self._processes.get(child.name), child.goodbye_seconds
+        if process is None:
             return
-        ended, hurry = asyncio.create_task(process.wait()), asyncio.create_task(self._hurry.wait())
-        try:
-            in_all = child.goodbye_seconds
-            first = min(TOLD_SECONDS, in_all)
-            done, _ = await asyncio.wait({ended, hurry}, timeout=first, return_when=asyncio.FIRST_COMPLETED)
-            if not done and in_all > first:
-                self._say(
-                    f"{child.name} is still ending: it is given {in_all:g} s in all, and is killed then (Ctrl-C twice: "
-                    "at once)"
-                )
-                await asyncio.wait({ended, hurry}, timeout=in_all - first, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            ended.cancel()
-            hurry.cancel()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(min(TOLD_SECONDS, in_all)):
+                await process.wait()
+        if process.returncode is None and in_all > TOLD_SECONDS:
+            self._say(
+                f"{child.name} is still ending: it is given {in_all:g} s in all, and is killed then (Ctrl-C twice: at "
+                "once)"
+            )
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(in_all - TOLD_SECONDS):
+                    await process.wait()
+
+    async def _cut_short(self, goodbyes: Sequence[asyncio.Task[None]]) -> None:
+        """No longer wait for anybody once the user is in a hurry."""
+        await self._hurry.wait()
+        for goodbye in goodbyes:
+            goodbye.cancel()
 
     def _log(self, child: Child) -> Path:
         return self._logs / f"{child.name}.log"

@@ -20,6 +20,20 @@ MOST_SAID = 500
 """Bytes of a program's errors that a message has."""
 
 
+def checked(field: str, command: str, choices: str, nothing: str = "") -> str:
+    """A command line of the config, as it is. `choices`: what may be written; `nothing`: what names nothing to do.
+
+    Raises ValueError if it names nothing, or if its quotes do not match.
+    """
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise ValueError(f"{field} {command!r} cannot be split into words ({error}): correct its quotes") from None
+    if not words or command == nothing:
+        raise ValueError(f"{field} {command!r} names nothing to do: write {choices}")
+    return command
+
+
 async def run_here(
     command: str, values: Mapping[str, str], seconds: float, field: str, failure: type[EnvironmentFailure]
 ) -> None:

@@ -16,7 +16,20 @@ from dart.worlds.threads import Threaded
 HANG_GUARD_SECONDS = 30.0
 
 
-class Slow(SyncEnv):
+class Still(SyncEnv):
+    """Does nothing."""
+
+    def reset(self, task: Task) -> Observation:
+        raise NotImplementedError
+
+    def act(self, action: Action) -> Observation:
+        raise NotImplementedError
+
+    def judge(self, last: Action, at_limit: bool) -> Verdict:
+        raise NotImplementedError
+
+
+class Slow(Still):
     """Is made once `go` is set; notes the threads on which it was made and closed."""
 
     making, go, closed = threading.Event(), threading.Event(), threading.Event()
@@ -27,15 +40,6 @@ class Slow(SyncEnv):
         self.go.wait(HANG_GUARD_SECONDS)
         self.threads.append(threading.get_ident())
         super().__init__(WorldOptions(), (1, 1))
-
-    def reset(self, task: Task) -> Observation:
-        raise NotImplementedError
-
-    def act(self, action: Action) -> Observation:
-        raise NotImplementedError
-
-    def judge(self, last: Action, at_limit: bool) -> Verdict:
-        raise NotImplementedError
 
     def close(self) -> None:
         self.threads.append(threading.get_ident())
@@ -70,7 +74,7 @@ async def test_the_thread_of_one_that_cannot_be_closed_ends_all_the_same() -> No
     assert not thread.is_alive()
 
 
-class Busy(SyncEnv):
+class Busy(Still):
     """Its reset takes until `go` is set."""
 
     within, go, closed = threading.Event(), threading.Event(), threading.Event()
@@ -78,12 +82,6 @@ class Busy(SyncEnv):
     def reset(self, task: Task) -> Observation:
         self.within.set()
         self.go.wait(HANG_GUARD_SECONDS)
-        raise NotImplementedError
-
-    def act(self, action: Action) -> Observation:
-        raise NotImplementedError
-
-    def judge(self, last: Action, at_limit: bool) -> Verdict:
         raise NotImplementedError
 
     def close(self) -> None:

@@ -29,7 +29,7 @@ from dart.coordinator.training.uploads import Uploads
 from dart.core.curation.batches import ReleasedGroup, samples_of
 from dart.core.progress import Progress
 from dart.core.status import Figures, Usage
-from dart.errors import UserError
+from dart.errors import UserError, ungrouped
 from dart.failpoints import failpoint
 from dart.store.database import Database
 from dart.store.records import CheckpointRecord
@@ -280,16 +280,16 @@ class Training:
     async def _settled(self) -> None:
         """Wait until every replica that can be sent the newest weights has them, or the phase is over."""
         while not self._done():
-            waiting = asyncio.create_task(self._sync.or_exclude())
             try:
-                while not waiting.done() and not self._done():
-                    await asyncio.wait({waiting}, timeout=LOOK_SECONDS)
-                if waiting.done():
-                    return await waiting
+                with ungrouped(UserError):
+                    async with asyncio.TaskGroup() as tasks:
+                        waiting = tasks.create_task(self._sync.or_exclude())
+                        while not waiting.done() and not self._done():
+                            await asyncio.wait({waiting}, timeout=LOOK_SECONDS)
+                        waiting.cancel()
+                return
             except UserError as error:  # no replica took them: the watchdog tells it, and it is tried again
                 log.warning("%s", error)
-            finally:
-                waiting.cancel()
 
     async def _next_batch(self) -> list[ReleasedGroup] | None:
         """The next batch; None when the phase ends before there is one, because every group may be dropped."""

@@ -423,7 +423,7 @@ class Replicas(Generic[S]):
 
     def _serve_together(self, now: float) -> None:
         """With `together`, all of them again once none is behind that is not excluded."""
-        if self.together and all(r.excluded or (r.target is None and r.version >= self.version) for r in self):
+        if self.together and self.settled:
             for replica in self:
                 self._set_serving(replica, not replica.excluded, now)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, Self
@@ -14,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from dart.core.loopback import is_loopback
 from dart.worlds import WorldOptions
 from dart.worlds.locks import of_this_machine
+from dart.worlds.programs import checked
 
 Family = Literal["android_world", "android", "information_retrieval"]
 LOCKS = Path("~/.cache/dart/android")
@@ -151,13 +151,7 @@ class AndroidOptions(WorldOptions):
     @field_validator("renew")
     @classmethod
     def _readable(cls, renew: str) -> str:
-        try:
-            words = shlex.split(renew)
-        except ValueError as error:
-            raise ValueError(f"renew {renew!r} cannot be split into words ({error}): correct its quotes") from None
-        if not words or renew == SNAPSHOT:
-            raise ValueError(f"renew {renew!r} names nothing to do: write home, snapshot:NAME or a command")
-        return renew
+        return checked("renew", renew, "home, snapshot:NAME or a command", nothing=SNAPSHOT)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from dart.worlds import WorldOptions
+from dart.worlds.programs import checked
 
 Port = Annotated[int, Field(ge=1, le=65535)]
 Need = Literal["downloads", "websites"]
@@ -62,13 +62,7 @@ class StaticPool(Section):
     @field_validator("renew")
     @classmethod
     def _readable(cls, renew: str) -> str:
-        try:
-            words = shlex.split(renew)
-        except ValueError as error:
-            raise ValueError(f"renew {renew!r} cannot be split into words ({error}): correct its quotes") from None
-        if not words:
-            raise ValueError(f"renew {renew!r} names nothing to do: write none, a URL or a command")
-        return renew
+        return checked("renew", renew, "none, a URL or a command")
 
 
 class EmulatorPool(Section):

@@ -120,3 +120,9 @@ def test_a_host_is_written_short() -> None:
     assert [(one.host, one.server, one.chromium, one.vlc) for one in options.static.hosts] == [
         ("a", 5000, 9222, 8080), ("b", 1, 2, 8080), ("c", 5000, 9222, 8080),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("renew", "why"), [("revert 'x", "correct its quotes"), (" ", "names nothing to do")])
+def test_a_revert_that_cannot_be_run_is_refused_before_anything_starts(renew: str, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        StaticPool.model_validate({"hosts": ["a"], "renew": renew})
