@@ -1,7 +1,8 @@
 """Whether the model sees screenshots as its grammar believes: the config's sizes against the model folder's own.
 
-An engine resizes by the folder's preprocessor_config.json, and the grammar turns the model's pixels into points by
-`agent.resize_multiple`, `min_pixels` and `max_pixels`. Where the two differ, every click lands elsewhere.
+An engine resizes by the folder's processor_config.json or preprocessor_config.json, and the grammar turns the model's
+pixels into points by `agent.resize_multiple`, `min_pixels` and `max_pixels`. Where the two differ, every click lands
+elsewhere.
 """
 
 from __future__ import annotations
@@ -14,14 +15,15 @@ from dart.agent.parsing import smart_resize
 from dart.config import Agent
 from dart.errors import UserError
 
-FILE = "preprocessor_config.json"
+FILES = ("processor_config.json", "preprocessor_config.json")
+"""In the order in which transformers heeds them. The first has the settings under "image_processor", if at all."""
 
 
 def problem(agent: Agent, viewport: tuple[int, int], folder: Path) -> str | None:
     """What is wrong, with the remedy; None if a screenshot of this size is resized alike, or the file does not say."""
     try:
-        found = json.loads((folder / FILE).read_text(encoding="utf-8"))
-        own = _sizes(found if isinstance(found, Mapping) else {}, agent)
+        file, found = _found(folder)
+        own = _sizes(found, agent)
     except (OSError, ValueError, TypeError):
         return None
     fields = {"resize_multiple": own[0], "min_pixels": own[1], "max_pixels": own[2]}
@@ -38,9 +40,21 @@ def problem(agent: Agent, viewport: tuple[int, int], folder: Path) -> str | None
         if value != getattr(agent, name)
     )
     return (
-        f"the model would see a screenshot of {viewport[0]}x{viewport[1]} as {seen[0]}x{seen[1]}, by {folder / FILE}, "
+        f"the model would see a screenshot of {viewport[0]}x{viewport[1]} as {seen[0]}x{seen[1]}, by {file}, "
         f"and its clicks would be read as on {believed[0]}x{believed[1]}: set {wrong}, or change that file"
     )
+
+
+def _found(folder: Path) -> tuple[Path, Mapping[str, object]]:
+    """The file that an engine resizes by, and its settings. Raises OSError, ValueError if there is none."""
+    nested, own = (folder / name for name in FILES)
+    if nested.exists():
+        settings = json.loads(nested.read_text(encoding="utf-8"))
+        found = settings.get("image_processor") if isinstance(settings, Mapping) else None
+        if isinstance(found, Mapping):
+            return nested, found
+    found = json.loads(own.read_text(encoding="utf-8"))
+    return own, found if isinstance(found, Mapping) else {}
 
 
 def _sizes(found: Mapping[str, object], agent: Agent) -> tuple[int, int, int]:

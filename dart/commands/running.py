@@ -15,6 +15,7 @@ from typing import Any
 
 import click
 
+from dart.agent.templates import digest_of
 from dart.agent.vocabulary import vocabulary_digest
 from dart.config import Config, parse
 from dart.config.tasks import MOST_SEEDS
@@ -187,7 +188,7 @@ def _renewed(config: Config) -> dict[str, object]:
 
 def _with_defaults(recorded: Mapping[str, Any]) -> Mapping[str, Any]:
     """With the defaults of fields that the release which recorded it did not have."""
-    beside = ("vocabulary", "endpoint")
+    beside = ("vocabulary", "prompt", "endpoint")
     fields = parse({name: value for name, value in recorded.items() if name not in beside}, "the run's config")
     return {**fields.as_json(), **{name: recorded.get(name) for name in beside}}
 
@@ -255,10 +256,10 @@ async def _launch(wanted: JobRun, run: Run, beside: Beside | None) -> None:
 
 
 def _recorded(config: Config, job: Job) -> dict[str, Any]:
-    """The config as the database keeps it, with the vocabulary that the run's tokens belong to, and the endpoint that
-    acted, if there is one."""
+    """The config as the database keeps it, with the vocabulary that the run's tokens belong to, the digest of the texts
+    around them, and the endpoint that acted, if there is one."""
     vocabulary = vocabulary_digest(config.model.folder) if job.model else None
     recorded = config.as_json()
     if not isinstance(job, Train) and (address := job.endpoint) is not None:
         recorded["endpoint"] = {"url": address.url, "model": address.model, "system": address.system}
-    return recorded | {"vocabulary": vocabulary}
+    return recorded | {"vocabulary": vocabulary, "prompt": digest_of(config.agent)}

@@ -19,7 +19,7 @@ from dart.malloc import keep_memory
 from dart.processes.secrets import AUTHORITY, token_file
 from dart.processes.settings import ending_signals, watch_parent
 from dart.wire.channel import TOKEN_ENVIRONMENT, Dial, read_token
-from dart.wire.role import WorkerRole
+from dart.wire.role import WorkerRole, goodbye
 from dart.wire.worker import STOPPED, WorkerOptions, serve
 
 Tls = tuple[Path | None, Path | None, Path | None]
@@ -27,8 +27,8 @@ Tls = tuple[Path | None, Path | None, Path | None]
 COORDINATOR_SECONDS = 600.0
 """How long a worker waits for a coordinator to begin: a cluster may start it last."""
 LOOK_SECONDS = 0.5
-FINISHED = "the run is finished"
-"""The reason of the goodbye after which no worker is needed any more (`coordinator.run`)."""
+FINISHED = goodbye("finished")
+"""After this goodbye no worker is needed any more."""
 NOT_FINISHED = 75
 """EX_TEMPFAIL: the exit code for every other goodbye, with --until-finished."""
 ROLES = {
@@ -50,7 +50,7 @@ def run_worker(
 ) -> None:
     """Serve one role until goodbye. Raises UserError for anything that the user can fix.
 
-    `until_finished`: and for a goodbye of a run that will be continued.
+    `until_finished`: a goodbye of a run that will be continued raises UserError, too.
 
     `ending_seconds`: it ends when standard input closes, and this much later at the latest; None: it does not.
 

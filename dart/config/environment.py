@@ -41,6 +41,11 @@ class VerbTimeouts(Section):
     close: Seconds | None = Field(None, description="Disposing of an environment, and closing the world.")
 
     @property
+    def ending(self) -> float:
+        """How long an env worker may take to end, in seconds: it may have machines to give back."""
+        return self.close or 60.0
+
+    @property
     def chosen(self) -> dict[str, float]:
         """Those that are set, by verb."""
         return {name: seconds for name in type(self).model_fields if (seconds := getattr(self, name)) is not None}

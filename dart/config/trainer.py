@@ -231,9 +231,10 @@ class Trainer(Section):
     encoded_cache_bytes: int = Field(
         4 << 30,
         ge=0,
-        description="With `freeze_vision`, or `lora` without `tower`: host memory of each rank for encoded "
-        "screenshots, so that each is encoded once; as much again for the reference, if that is a second model. One of "
-        "1920 × 1080 takes 19 MB with Qwen2.5-VL-7B in bfloat16.",
+        description="Host memory of each rank for screenshots as a vision tower that does not train has encoded them, "
+        "so that each is encoded once: the policy's with `freeze_vision`, or `lora` without `tower`, and as much again "
+        "for the reference's, if that is a second model. One of 1920 × 1080 takes 19 MB with Qwen2.5-VL-7B in "
+        "bfloat16.",
     )
     image_threads: int = Field(
         2, ge=0, description="Threads of each rank that prepare screenshots while it trains; 0: its main thread does."

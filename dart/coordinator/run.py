@@ -55,6 +55,7 @@ from dart.screenshots.stored import StoredScreenshots
 from dart.store.database import Database
 from dart.store.records import RunState
 from dart.v1 import session_pb2 as pb
+from dart.wire.role import goodbye
 from dart.wire.rules import Limits
 
 GOODBYE_SECONDS = 4.0
@@ -349,8 +350,7 @@ class Run:
 
     async def _collected(self, collect: Collect) -> dict[str, Any]:
         self._phase("collecting")
-        source = Collection(collect, self.config, self.database, self.envs, self._failures)
-        self.collection = source
+        source = self.collection = Collection(collect, self.config, self.database, self.envs, self._failures)
         async with teacher(collect, self.policy, self.config) as writer:
             await sample(source, self.envs, self.policy, self.config, writer)
         result = await source.close()
@@ -396,7 +396,7 @@ class Run:
 
     async def _goodbye(self) -> None:
         """Tell every worker to end, and wait until all have."""
-        self.fleet.say_goodbye(f"the run is {self.progress.phase}")
+        self.fleet.say_goodbye(goodbye(self.progress.phase))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(GOODBYE_SECONDS):
                 for worker in list(self.fleet.workers.values()):

@@ -162,11 +162,11 @@ class Ended:
         for stall in self.stalls:
             yield from stall_lines(stall)
         for when, words in self.failures:
-            yield f"an attempt failed at {_clock(when)}: {plain(words)}"
+            yield f"an attempt failed at {clock(when)}: {plain(words)}"
         if self.last_update is not None:
-            yield f"the last update was at {_clock(self.last_update.unix_seconds)}"
+            yield f"the last update was at {clock(self.last_update.unix_seconds)}"
         if self.last_event is not None:
-            yield f"the last event, {plain(self.last_event.kind)}, was at {_clock(self.last_event.unix_seconds)}"
+            yield f"the last event, {plain(self.last_event.kind)}, was at {clock(self.last_event.unix_seconds)}"
         if self.state in (RunState.INTERRUPTED, RunState.FAILED):
             yield go_on(self.record.kind, self.directory)
 
@@ -268,5 +268,6 @@ def _still(stalled: Sequence[Event], moving: Sequence[Event]) -> tuple[Stall, ..
     return tuple(found.values())
 
 
-def _clock(unix_seconds: float) -> str:
+def clock(unix_seconds: float) -> str:
+    """This machine's time, with its zone."""
     return time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(unix_seconds))

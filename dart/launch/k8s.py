@@ -115,6 +115,8 @@ def values(config: Config) -> dict[str, JsonValue]:
         )
     roles: dict[str, dict[str, JsonValue]] = {group.part: _role(group) for group in groups}
     roles["coordinator"]["terminationGracePeriodSeconds"] = math.ceil(ending_seconds(config))
+    if "env" in roles:
+        roles["env"]["terminationGracePeriodSeconds"] = math.ceil(config.environment.timeouts.ending)
     derived: dict[str, JsonValue] = {
         "config": config.as_yaml(without=["cluster"]),
         "images": {"coordinator": k8s.image, "model": k8s.model_image or k8s.image},

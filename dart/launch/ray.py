@@ -38,7 +38,7 @@ LOOK_SECONDS = 0.5
 WAITING_SECONDS = 30.0
 """A process that has had no place for this long is reported."""
 WORKER_SECONDS = 10.0
-"""Time to end after SIGTERM; the coordinator's is `ending_seconds`."""
+"""Time to end after SIGTERM, of replicas and trainer ranks."""
 GOODBYE_SECONDS = 10.0
 """Time for workers to end after the coordinator's goodbye."""
 CONFIG = "config.yaml"
@@ -323,7 +323,7 @@ class Driver:
 
     def _stop(self, process: Process) -> None:
         """Its End arrives when it has ended; at once if it was not running yet."""
-        seconds = ending_seconds(self.config) if process.name == COORDINATOR else WORKER_SECONDS
+        seconds = self._ending_seconds(process)
         if process.running and process.actor is not None:
             self._await(process, process.actor.stop.remote(process.starts, seconds))
             return
@@ -331,6 +331,16 @@ class Driver:
             (at, left) for at, names in self._later if (left := tuple(n for n in names if n != process.name))
         ]
         self._ended(process, End(None, "it had not started"))
+
+    def _ending_seconds(self, process: Process) -> float:
+        """How long it may take to end after SIGTERM."""
+        match process.group.part:
+            case "coordinator":
+                return ending_seconds(self.config)
+            case "env":
+                return self.config.environment.timeouts.ending
+            case _:
+                return WORKER_SECONDS
 
     def _give_up(self, process: Process) -> None:
         if process.actor is not None:
@@ -353,7 +363,7 @@ class Driver:
             left = [process for process in self.processes.values() if process.running]
             for process in left:
                 self._stop(process)
-            self._wait_for(left, 2 * WORKER_SECONDS)
+            self._wait_for(left, WORKER_SECONDS + max(map(self._ending_seconds, left), default=0.0))
         for process in self.processes.values():
             self._give_up(process)
 

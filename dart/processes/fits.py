@@ -130,11 +130,10 @@ def fit(config: Config, job: Job) -> Fit | None:
 
 
 def _encoded_caches(config: Config) -> int:
-    """Bytes of a rank's caches of encoded screenshots: the policy's, and the reference's if that is another model."""
-    if config.trainer.vision_trains:
-        return 0
-    models = 2 if config.trainer.loss.kl_coefficient > 0 and config.trainer.lora is None else 1
-    return models * config.trainer.encoded_cache_bytes
+    """Bytes of a rank's caches of encoded screenshots: one for each model whose tower does not train."""
+    policy = not config.trainer.vision_trains
+    reference = config.trainer.loss.kl_coefficient > 0 and config.trainer.lora is None
+    return (policy + reference) * config.trainer.encoded_cache_bytes
 
 
 def _receiving(config: Config, job: Job, *, gpus: bool) -> int:

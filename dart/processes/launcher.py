@@ -34,8 +34,6 @@ MOST_RESTARTS = 3
 LASTING_SECONDS = 600.0
 """A child that has run for this long did not fail at its start: its restarts are counted anew."""
 GOODBYE_SECONDS = 5.0
-ENV_GOODBYE_SECONDS = 60.0
-"""An env worker may have machines to give back: `environment.timeouts.close`, or this."""
 MORE_SECONDS = 5.0
 """How much later an env worker ends itself if its parent's pipe has closed and nobody ends it."""
 TOLD_SECONDS = 6.0
@@ -77,7 +75,7 @@ def local_children(config: Config, address: str, job: Job) -> list[Child]:
             *(prefix or [sys.executable]), "-m", "dart", "worker",
             "--role", role, "--coordinator", address, "--id", name, "--parent-watch", *tls,
         ]  # fmt: skip
-        goodbye = (config.environment.timeouts.close or ENV_GOODBYE_SECONDS) if role == "env" else GOODBYE_SECONDS
+        goodbye = config.environment.timeouts.ending if role == "env" else GOODBYE_SECONDS
         command += ["--ending-seconds", f"{goodbye + MORE_SECONDS:g}"] if role == "env" else []
         return Child(name, command, {**extra, **token}, restart=role != "train", goodbye_seconds=goodbye)
 

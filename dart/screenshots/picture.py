@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import struct
 import zlib
@@ -39,9 +40,30 @@ def opened(image: Image) -> Picture:
 
 
 def decoded(image: Image) -> Picture:
-    """All its pixels, as RGB. Raises BadScreenshot as `opened` does, and for bytes that do not decode."""
+    """All its pixels, as RGB, as vLLM shows them to the model: turned upright by the orientation in its metadata, and
+    on white where it is transparent. Raises BadScreenshot as `opened` does, and for bytes that do not decode."""
     picture = opened(image)
     try:
-        return picture.convert("RGB")
+        picture.load()
+        return _on_white(_upright(picture))
     except DECODE_ERRORS as error:
         raise BadScreenshot(image, f"({image.media_type}) cannot be decoded: {error}") from None
+
+
+def _upright(picture: Picture) -> Picture:
+    from PIL import ImageOps
+
+    with contextlib.suppress(Exception):  # metadata may be anything; vLLM leaves the picture as it is, too
+        return ImageOps.exif_transpose(picture)
+    return picture
+
+
+def _on_white(picture: Picture) -> Picture:
+    from PIL import Image as pillow
+
+    if picture.mode == "RGB" or not picture.has_transparency_data:
+        return picture.convert("RGB")
+    painted = picture.convert("RGBA")
+    white = pillow.new("RGB", painted.size, "white")
+    white.paste(painted, mask=painted.getchannel("A"))
+    return white

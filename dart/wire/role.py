@@ -38,6 +38,11 @@ Reply = (
 )
 
 
+def goodbye(phase: str) -> str:
+    """The reason of the goodbye to all workers at the end of a run, or of a coordinator that will be continued."""
+    return f"the run is {phase}"
+
+
 class CommandError(Exception):
     """One command failed and the worker continues: the answer is a `Failure` with this code and message.
 

@@ -36,9 +36,10 @@ from dart.worlds.contract import (
     World,
     WorldOptions,
 )
-from dart.worlds.pictures import from_pixels, from_png
+from dart.worlds.pictures import NO_IMAGE, from_pixels, from_png
 
 __all__ = [
+    "NO_IMAGE",
     "Action",
     "Button",
     "Click",

@@ -7,6 +7,8 @@ import zlib
 
 from dart.core.types import Image
 
+NO_IMAGE = Image(b"", "", 0, 0)
+"""The picture of an observation that ends an episode and has none."""
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 

@@ -62,6 +62,12 @@ def test_the_coordinator_has_the_time_that_its_checkpoint_may_take(interrupt_sec
     assert "terminationGracePeriodSeconds" not in told["train"], "that of the chart"
 
 
+@pytest.mark.parametrize(("timeouts", "grace"), [({}, 60), ({"close": 300.5}, 301)])
+def test_env_workers_have_the_time_that_giving_machines_back_takes(timeouts: dict[str, float], grace: int) -> None:
+    told = values(parse(RUN | {"environment": {"tasks": {"names": ["click-test"]}, "timeouts": timeouts}}))
+    assert isinstance(told["env"], dict) and told["env"]["terminationGracePeriodSeconds"] == grace
+
+
 def test_other_values_win_key_by_key() -> None:
     told = values(parse(cluster(values={"env": {"count": 5}, "images": {"pullSecrets": ["mine"]}, "user": 7})))
     assert isinstance(told["env"], dict) and isinstance(told["images"], dict)

@@ -16,13 +16,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Literal
 
-from pydantic import ValidationError
-
 from dart.config import Delay, EnvWorkerConfig
+from dart.config.told import read_told
 from dart.core.action import Action, Finish, Observe
 from dart.core.action_json import kind_of
 from dart.core.cutting import cut
-from dart.core.types import Image, Observation
+from dart.core.types import Observation
 from dart.errors import UserError
 from dart.screenshots.shared import SharedScreenshots
 from dart.v1 import session_pb2 as pb
@@ -33,6 +32,7 @@ from dart.wire.rules.table import ERROR_CHARACTERS, INSTRUCTION_CHARACTERS, MOST
 from dart.workers.env.answers import judged, observed, suggested
 from dart.workers.env.places import Lease, Places
 from dart.worlds import Env, EnvironmentFailure, Timeouts, Verdict, World
+from dart.worlds.pictures import NO_IMAGE
 from dart.worlds.plugs import find, make, read_options
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,6 @@ Key = tuple[str, int]
 """(assignment id, attempt), which identify an episode."""
 PATIENCE_SECONDS = 20.0
 """How long a Reset waits for an environment: a coordinator that does not know Slots goes by Release alone."""
-NO_IMAGE = Image(b"", "", 0, 0)
 NOTE = 64
 """Characters for the note that a text was cut."""
 
@@ -69,12 +68,7 @@ class EnvRole:
 
     async def prepare(self, config_json: str) -> pb.Ready:
         """Start the world; its environments boot in `run`. Raises UserError for a wrong config."""
-        try:
-            section = EnvWorkerConfig.model_validate_json(config_json)
-        except ValidationError as error:
-            raise UserError(
-                f"the coordinator's env config cannot be read ({error}): use the same dart release on both ends"
-            ) from None
+        section = read_told(EnvWorkerConfig, config_json)
         config = section.environment
         plug = find(config.kind)
         options = read_options(plug, config.options)

@@ -23,8 +23,8 @@ from dart.workers.env.devtools import find_executable
 from dart.workers.env.inputs import PAUSE, Call, InputDevices
 from dart.workers.env.oracle import Oracle, Plan
 from dart.worlds import Env, Verdict, World, WorldOptions, from_png
+from dart.worlds.pictures import NO_IMAGE
 
-NO_IMAGE = Image(b"", "", 0, 0)
 EPISODES_PER_COLLECTION = 50
 """A page collects its garbage this often, which takes 1 to 2 % of the time of short episodes and a third off Chromium's
 memory."""

@@ -41,6 +41,7 @@ if TYPE_CHECKING:  # vLLM takes seconds to import, and is imported when the engi
     from PIL.Image import Image as Picture
     from vllm import SamplingParams
     from vllm.lora.request import LoRARequest
+    from vllm.multimodal.media import MediaWithBytes
     from vllm.outputs import RequestOutput
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.engine.output_processor import RequestOutputCollector
@@ -64,7 +65,7 @@ class EnginePrompt(TypedDict, total=False):
 
     prompt_token_ids: Required[list[int]]
     cache_salt: Required[str]
-    multi_modal_data: dict[str, list[Picture]]
+    multi_modal_data: dict[str, list[Picture | MediaWithBytes[Picture]]]
     multi_modal_uuids: dict[str, list[str]]
 
 
@@ -87,6 +88,7 @@ class Engine:
         self._screenshots = Holder(config.rollout.image_cache_entries, shared)
         self._transfer_seconds = config.sync.timeout_seconds
         self._transport = config.sync.transport
+        self._caches_images = config.rollout.processor_cache_bytes > 0
         self._alone = config.rollout.gpus == 1
         """On several GPUs, a call that fails on one of them leaves vLLM with answers of the others that nobody took."""
         self._joined: str | None = None
@@ -335,11 +337,18 @@ class Engine:
     def _prompt(self, ids: list[int], images: list[Image]) -> EnginePrompt:
         prompt: EnginePrompt = {"prompt_token_ids": ids, "cache_salt": f"{self._salt}"}
         if images:
-            # With an id of its own an image is not hashed, nor decoded while vLLM still holds its processed form. It is
-            # always passed along, because vLLM may have evicted that.
-            prompt["multi_modal_data"] = {"image": [opened(image) for image in images]}
+            # With an id of its own an image is not hashed, and within `MediaWithBytes` not decoded while vLLM still
+            # holds its processed form. It is always passed along, because vLLM may have evicted that.
+            prompt["multi_modal_data"] = {"image": [self._undecoded(image) for image in images]}
             prompt["multi_modal_uuids"] = {"image": [f"{image.sha256.hex()}-{self._salt}" for image in images]}
         return prompt
+
+    def _undecoded(self, image: Image) -> Picture | MediaWithBytes[Picture]:
+        """A picture that vLLM decodes when it processes it, which it does once while its cache holds the result."""
+        from vllm.multimodal.media import MediaWithBytes
+
+        # Without a cache vLLM takes what is within as it is, where it should be turned upright and made RGB.
+        return MediaWithBytes(opened(image), image.data) if self._caches_images else opened(image)
 
     def _sampling(self, temperature: float, max_tokens: int) -> SamplingParams:
         from vllm import SamplingParams

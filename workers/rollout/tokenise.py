@@ -6,6 +6,7 @@ engine all see the same ids. The result is *compact*: exactly one <|image_pad|> 
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -15,6 +16,9 @@ from dart.wire.tokens import IMAGE_PAD, vision_token_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
+
+MOST_KNOWN_TEXTS = 512
+"""Texts whose ids are kept; a page's accessibility tree has up to some 5,000 of them."""
 
 
 class PromptEncoder:
@@ -35,6 +39,8 @@ class PromptEncoder:
         self._vision_ids = frozenset(vision_token_ids(tokenizer))
         self._added = _occurrences(_markup_tokens(tokenizer))
         self._special = _occurrences(_special_tokens(tokenizer))
+        # A text stays in the prompts of several turns, and system texts in all.
+        self._known = functools.lru_cache(MOST_KNOWN_TEXTS)(self._encode_part)
 
     def encode(self, parts: Sequence[PromptPart]) -> tuple[list[int], list[Image]]:
         """The compact ids and the images in the order of their placeholders.
@@ -46,13 +52,8 @@ class PromptEncoder:
         images: list[Image] = []
         for part in parts:
             match part:
-                case Markup(text):
-                    encoded = self._encode(text)
-                    if self._image_pad in encoded:
-                        raise ValueError(f"markup holds {IMAGE_PAD}: images are parts of their own")
-                    ids += encoded
-                case Text(text):
-                    ids += self.encode_text(text)
+                case Markup() | Text():
+                    ids += self._known(part)
                 case Tokens(sampled):
                     if not self._vision_ids.isdisjoint(sampled):
                         raise ValueError("sampled tokens hold a vision token: those are never sampled")
@@ -61,6 +62,14 @@ class PromptEncoder:
                     ids.append(self._image_pad)
                     images.append(part)
         return ids, images
+
+    def _encode_part(self, part: Markup | Text) -> tuple[int, ...]:
+        if isinstance(part, Text):
+            return tuple(self.encode_text(part.text))
+        encoded = self._encode(part.text)
+        if self._image_pad in encoded:
+            raise ValueError(f"markup holds {IMAGE_PAD}: images are parts of their own")
+        return tuple(encoded)
 
     def encode_text(self, text: str) -> list[int]:
         """Untrusted text: it is cut inside every added token that occurs in it, so that none is recognised."""

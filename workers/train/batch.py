@@ -145,6 +145,8 @@ class Row:
 
 
 _FALSE = torch.zeros(1, dtype=torch.bool)
+Parts = list[list[Row]]
+"""Rows dealt into minibatches, or cut into micro-batches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,14 +287,14 @@ def without(rows: Iterable[Row], left_out: Container[int]) -> list[Row]:
     return [row if len(left) == len(row.branches) else Row.of(left) for row, left in kept if left]
 
 
-def cut(rows: Iterable[Row], token_limit: int) -> list[list[Row]]:
+def cut(rows: Iterable[Row], token_limit: int) -> Parts:
     """Micro-batches of rows of similar length, each of at most `token_limit` padded tokens (one row may be longer).
 
     A micro-batch ends before its padding exceeds MAX_PADDING, unless it is still small: small ones cost more than
     padding does. Rows that need a mask are not among rows that need none: all rows of a micro-batch have one or none,
     and without one attention is several times faster (flash kernels take no mask).
     """
-    parts: list[list[Row]] = []
+    parts: Parts = []
     real = 0
     # Sorted by images, too, so that rows which share screenshots end up in one micro-batch.
     for row in sorted(rows, key=lambda row: (row.straight, row.length, [image.sha256 for image in row.images])):
@@ -390,7 +392,11 @@ def _positions(sample: Sample, images: dict[bytes, Processed], layout: Layout) -
             tokens = 0 if image is None else images[image.sha256].tokens
             if image is None or tokens != end - at:
                 what = "no image" if image is None else f"an image of {tokens} tokens"
-                raise _no_match(sample, f"has {end - at} image placeholders at {at} for {what}")
+                raise _no_match(
+                    sample,
+                    f"has {end - at} image placeholders at {at} for {what}: the replica, or the run that collected it, "
+                    "resized it by another processor_config.json or preprocessor_config.json than model.path has",
+                )
             _, height, width = images[image.sha256].grid
             height, width = height // layout.merge_size, width // layout.merge_size
             down, across = torch.arange(height).repeat_interleave(width), torch.arange(width).repeat(height)

@@ -139,7 +139,7 @@ class Trainer:
         phases = self._phases = Phases(self.device)
         with phases.timed(READ):
             minibatches = collectives.together(lambda: self._read(samples, images), "read its samples", self.device)
-        totals = self._totals(minibatches, total_samples, total_tokens)
+        minibatches, totals = self._totals(minibatches, total_samples, total_tokens)
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate(self.updates)
         faults = Faults()
@@ -153,7 +153,7 @@ class Trainer:
             minibatches, metrics = select(minibatches, scores, settings.loss.entropy_quantile)
             self.step_entropies = told(offered, minibatches, scores)
             totals = self._trained(totals, minibatches)
-        elif settings.minibatches > 1:
+        elif len(minibatches) > 1:
             # The first minibatch's own forward pass, detached, is its π_old: exact, and it saves one pass.
             scores = self._score(minibatches[1:], faults, refuse=False)
 
@@ -181,7 +181,7 @@ class Trainer:
         metrics["update_seconds"] = time.perf_counter() - started
         return metrics
 
-    def _read(self, messages: Sequence[pb.Sample], images: Iterable[ipb.Image]) -> list[list[batches.Row]]:
+    def _read(self, messages: Sequence[pb.Sample], images: Iterable[ipb.Image]) -> batches.Parts:
         """The checked samples, in rows and minibatches."""
         carried = itertools.chain(images, (image for message in messages for image in message.images if image.data))
         held = {image.sha256: image_from_proto(image) for image in carried}
@@ -191,34 +191,33 @@ class Trainer:
         self.screenshots.check_there({i.sha256: i for sample in samples for i in sample.images}.values())
         return self._deal(batches.make_rows(samples, self.token_limit, self.layout))
 
-    def _deal(self, rows: list[batches.Row]) -> list[list[batches.Row]]:
+    def _deal(self, rows: list[batches.Row]) -> batches.Parts:
         """Assign rows to minibatches, at random but the same every time; ranks begin with different ones."""
         count = self.config.trainer.minibatches
         if count > 1:
             random.Random(f"{self.config.seed}/{self.updates}/{self.rank}").shuffle(rows)
         return [rows[(number + self.rank) % count :: count] for number in range(count)]
 
-    def _totals(self, minibatches: list[list[batches.Row]], total_samples: int, total_tokens: int) -> list[Totals]:
-        """The totals of each minibatch over all ranks; they must add up to what the coordinator counted."""
-        counts = [float(count) for rows in minibatches for count in (batches.steps(rows), batches.tokens(rows))]
+    def _totals(self, dealt: batches.Parts, samples: int, tokens: int) -> tuple[batches.Parts, list[Totals]]:
+        """The minibatches for which any rank has rows (few rows do not fill all), with their totals over ranks, which
+        must add up to what the coordinator counted."""
+        counts = [float(count) for rows in dealt for count in (batches.steps(rows), batches.tokens(rows))]
         summed = [int(count) for count in collectives.add(counts, self.device)]
-        totals = [Totals(steps, tokens, tokens) for steps, tokens in zip(summed[::2], summed[1::2], strict=True)]
-        samples, tokens = sum(summed[::2]), sum(summed[1::2])
-        if (samples, tokens) != (total_samples, total_tokens):
+        got = sum(summed[::2]), sum(summed[1::2])
+        if not samples or got != (samples, tokens):
             raise SampleError(
-                f"the ranks got {samples} samples with {tokens} tokens, but the batch should have "
-                f"{total_samples} with {total_tokens}"
+                f"the ranks got {got[0]} samples with {got[1]} tokens, but the batch has {samples} with {tokens}"
             )
-        if any(total.steps == 0 for total in totals):
-            raise SampleError(f"{samples} samples make too few rows for trainer.minibatches {len(totals)}: lower it")
-        return totals
+        totals = [Totals(steps, tokens, tokens) for steps, tokens in zip(summed[::2], summed[1::2], strict=True)]
+        some = [number for number, total in enumerate(totals) if total.steps]
+        return [dealt[number] for number in some], [totals[number] for number in some]
 
-    def _trained(self, totals: list[Totals], minibatches: list[list[batches.Row]]) -> list[Totals]:
+    def _trained(self, totals: list[Totals], minibatches: batches.Parts) -> list[Totals]:
         """The totals with the tokens that selection kept. If it kept none, nothing is divided by them."""
         left = collectives.add([float(batches.tokens(rows)) for rows in minibatches], self.device)
         return [replace(total, trained_tokens=max(1, int(t))) for total, t in zip(totals, left, strict=True)]
 
-    def _score(self, minibatches: list[list[batches.Row]], faults: Faults, refuse: bool) -> dict[int, Score]:
+    def _score(self, minibatches: batches.Parts, faults: Faults, refuse: bool) -> dict[int, Score]:
         """log π_old and entropy of steps before the first optimiser step, by `id`. refuse: as `_check_some_left`."""
         rows = [row for rows in minibatches for row in rows]
         work = Scoring(self)
@@ -392,7 +391,7 @@ class Trainer:
             raise SampleError(f"{blamed[0].name}: {error}", batches.trajectories(blamed)) from error
         return batches.collate(rows, screenshots, self.layout)
 
-    def _cut(self, rows: list[batches.Row]) -> list[list[batches.Row]]:
+    def _cut(self, rows: list[batches.Row]) -> batches.Parts:
         """Micro-batches, whose screenshots are prepared from now on."""
         cut = batches.cut(rows, self.token_limit)
         self.screenshots.ahead(image for part in cut for row in part for image in row.images)
@@ -402,7 +401,8 @@ class Trainer:
         """The policy, or the reference if the model does not train."""
         banned = torch.tensor(load_banned_tokens(self.folder), dtype=torch.int64, device=self.device)
         trains = any(parameter.requires_grad for parameter in model.parameters())
-        kept = self.encoded if trains else self.encoded and self.encoded.for_another()
+        # The reference's tower never trains, and makes something else of a screenshot than the policy's.
+        kept = self.encoded if trains else vision.EncodedScreenshots(self.config.trainer.encoded_cache_bytes)
         if self.config.trainer.freeze_vision and trains:
             vision.freeze(model)
         if self.config.trainer.fused_kernels and self.device.type == "cuda":

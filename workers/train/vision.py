@@ -49,7 +49,6 @@ class EncodedScreenshots:
     """
 
     def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
         self._held: Held[tuple[torch.Tensor, ...]] = Held(most_bytes, lambda one: sum(part.nbytes for part in one))
         self.encoded = 0
         """How many screenshots the tower was run on."""
@@ -57,10 +56,6 @@ class EncodedScreenshots:
         """How often it was run."""
         self._fresh: list[bytes] | None = None
         """What the pass under way has encoded; None unless passes are announced."""
-
-    def for_another(self) -> EncodedScreenshots:
-        """One of the same size for another model: its tower makes something else of a screenshot."""
-        return EncodedScreenshots(self._most_bytes)
 
     def begin_pass(self) -> None:
         self._fresh = []

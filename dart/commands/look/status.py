@@ -22,7 +22,7 @@ from dart.core.evaluation.documents import ByDecoding, Success
 from dart.core.json_text import JSON, to_json
 from dart.core.status import Figures, Status
 from dart.errors import UserError
-from dart.inspection.condition import ask, check_one, go_on, no_answer, own_certificate, own_token
+from dart.inspection.condition import ask, check_one, clock, go_on, no_answer, own_certificate, own_token
 from dart.inspection.pace import Pace
 from dart.inspection.records import RunRow
 from dart.inspection.runs import rows_of, run_directories
@@ -193,7 +193,7 @@ def _print_past(past: Past, as_json: bool) -> None:
     if past.silent:
         click.echo(no_answer(past.silent))
     if record.finished:
-        click.echo(f"ended {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(record.finished))}")
+        click.echo(f"ended {clock(record.finished)}")
     if past.state in (RunState.INTERRUPTED, RunState.FAILED):
         click.echo(go_on(record.kind, past.directory))
     if record.summary and (collected := record.summary.get("collected")):
@@ -214,8 +214,11 @@ def _rises(before: ByDecoding, after: ByDecoding) -> str:
 
 def _where(row: RunRow) -> str:
     """The address of a running run's coordinator, if it has left it in its directory."""
-    file = RunDirectory(Path(row.directory)).address
-    return file.read_text(encoding="ascii").strip() if row.state == RunState.RUNNING and file.is_file() else ""
+    if row.state != RunState.RUNNING:
+        return ""
+    with contextlib.suppress(OSError):
+        return RunDirectory(Path(row.directory)).told_address()
+    return ""
 
 
 def list_runs(directory: Path, as_json: bool, *, below: bool = False) -> None:

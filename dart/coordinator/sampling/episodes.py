@@ -71,7 +71,10 @@ def _told(error: InfrastructureError | ContextFull | WrongTask, worker: Worker) 
     """What ended an attempt in this worker's environment, and who is to blame for it: this worker unless known."""
     if isinstance(error, SetUpFailed):
         return error
-    if isinstance(error, WrongTask | ContextFull):  # at its first turn: the task itself does not fit
+    if isinstance(error, ContextFull):  # at its first turn, which has no history that could be shorter
+        remedy = "raise rollout.max_model_len, or lower agent.shown_characters, max_pixels or goal_images"
+        return SetUpFailed(f"the first prompt does not fit: {remedy} ({error})", worker.id, certain=True)
+    if isinstance(error, WrongTask):
         return SetUpFailed(str(error), worker.id, certain=True)
     culprit = error.worker if isinstance(error, InfrastructureError) else ""
     told = InfrastructureError(str(error), culprit or worker.id)

@@ -10,6 +10,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from dart.agent.templates import digest_of
 from dart.agent.vocabulary import vocabulary_digest
 from dart.config import Agent, Config
 from dart.core.curation.pool import unscored
@@ -87,6 +88,11 @@ async def fitting_successes(
                 f"{field}: {directory} was made with agent.{name} {other}, and this run has {ours}: "
                 f"set agent.{name} to {other}, or collect again with this config"
             )
+    if theirs.get("prompt", digest_of(config.agent)) != digest_of(config.agent):  # older runs do not say
+        raise UserError(
+            f"{field}: {directory} was made by another version of dart, whose texts for agent.prompt "
+            f"{config.agent.prompt} are not those of this one: collect again"
+        )
     if "vocabulary" not in theirs:
         raise UserError(
             f"{field}: {directory} was made by an older dart, which did not record the model's vocabulary, so nobody "

@@ -141,7 +141,10 @@ class TrainerRanks:
         samples = samples_of(batch)
         tokens = sum(len(sample.generation.token_ids) for sample in samples)
         # Make all pages before sending the first: a rank that has begun waits for the others.
-        shares = [pages_of(share, self._rank(rank).hello) for rank, share in enumerate(balance(samples, self._size))]
+        hellos = [self._rank(rank).hello for rank in range(self._size)]
+        dealt = zip(balance(samples, self._size), hellos, strict=True)
+        # 64 trajectories of 30 long steps take most of a second, in which environments and replicas are to be served.
+        shares = [await asyncio.to_thread(pages_of, share, hello) for share, hello in dealt]
         for pages in shares:
             for page, message in enumerate(pages):
                 command = message.train_batch

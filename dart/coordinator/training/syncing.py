@@ -70,20 +70,20 @@ class WeightSync:
         self._replicas.staged(version, time.monotonic())
 
     async def settled(self) -> None:
-        """Wait until every replica that is not excluded serves the newest published version."""
+        """Wait until every replica that is `Replicas.wanted` serves the newest published version."""
         await self._settled.wait()
 
     async def settle_or_exclude(self) -> None:
-        """Publish the newest version, and wait until every replica has it; take those that cannot get it out of the
-        rotation.
+        """Publish the newest version, then as `wait_or_exclude`.
 
         Raises UserError if no replica can get it.
         """
         self._replicas.publish_newest(time.monotonic())
-        await self.or_exclude()
+        await self.wait_or_exclude()
 
-    async def or_exclude(self) -> None:
-        """Wait until every replica has the newest published version; take those that cannot get it out of the rotation.
+    async def wait_or_exclude(self) -> None:
+        """Wait until every wanted replica has the newest published version; take those that cannot get it out of the
+        rotation.
 
         Raises UserError if no replica can get it.
         """

@@ -283,7 +283,7 @@ class Training:
             try:
                 with ungrouped(UserError):
                     async with asyncio.TaskGroup() as tasks:
-                        waiting = tasks.create_task(self._sync.or_exclude())
+                        waiting = tasks.create_task(self._sync.wait_or_exclude())
                         while not waiting.done() and not self._done():
                             await asyncio.wait({waiting}, timeout=LOOK_SECONDS)
                         waiting.cancel()

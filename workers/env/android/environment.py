@@ -14,12 +14,12 @@ from dart.workers.env.android.device import Phone
 from dart.workers.env.android.gestures import Named, Refused
 from dart.workers.env.android.options import AndroidOptions
 from dart.worlds import Env, Verdict
+from dart.worlds.pictures import NO_IMAGE
 
 log = logging.getLogger(__name__)
 SUITE = "android"
 CLOSE_SECONDS = 60.0
 """How long the last task's tear-down may take when the environment is given up."""
-NO_IMAGE = Image(b"", "", 0, 0)
 
 
 class Tasks(Protocol):

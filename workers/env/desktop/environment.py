@@ -21,8 +21,7 @@ from dart.workers.env.desktop.tasks import TaskFile, check_task, load
 from dart.workers.env.desktop.tree import Node
 from dart.workers.env.desktop.world import SUITE, DesktopOptions
 from dart.worlds import EnvironmentFailure, SyncEnv, Verdict
-
-NO_IMAGE = Image(b"", "", 0, 0)
+from dart.worlds.pictures import NO_IMAGE
 
 
 class DesktopEnv(SyncEnv):

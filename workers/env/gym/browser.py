@@ -26,12 +26,12 @@ from dart.workers.env.gym.options import GymOptions, Score
 from dart.workers.env.inputs import PAUSE, InputDevices
 from dart.workers.env.miniwob import pages_folder
 from dart.worlds import EnvironmentFailure, SyncEnv, Verdict, from_png
+from dart.worlds.pictures import NO_IMAGE
 
 if TYPE_CHECKING:
     from browsergym.core.env import BrowserEnv
     from playwright.sync_api import Browser, BrowserContext, CDPSession, Page, Playwright
 
-NO_IMAGE = Image(b"", "", 0, 0)
 MINIWOB_URL = "MINIWOB_URL"
 """Where BrowserGym looks for MiniWoB's pages; the folder of the package miniwob if it is not set."""
 

@@ -14,11 +14,10 @@ from dart.errors import UserError
 from dart.workers.env.gym.options import GymOptions, Score
 from dart.workers.env.gym.translate import check_space, translator
 from dart.worlds import EnvironmentFailure, SyncEnv, Verdict, from_pixels
+from dart.worlds.pictures import NO_IMAGE
 
 if TYPE_CHECKING:
     import gymnasium
-
-NO_IMAGE = Image(b"", "", 0, 0)
 
 
 class PlainGym(SyncEnv):

@@ -28,8 +28,8 @@ from dart.workers.env.openenv.templates import EXAMPLES, fill, find, values_of
 from dart.workers.env.web import problem
 from dart.worlds import Env, EnvironmentFailure, Full, Timeouts, Verdict, World, WorldOptions, from_pixels
 from dart.worlds.closing import close_all
+from dart.worlds.pictures import NO_IMAGE
 
-NO_IMAGE = Image(b"", "", 0, 0)
 MIDDLE = Point(0.5, 0.5)
 
 
