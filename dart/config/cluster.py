@@ -53,8 +53,8 @@ class SlurmOptions(Section):
             for line in getattr(self, part):
                 if not line.startswith("-") or "\n" in line:
                     raise ValueError(
-                        f"options.{part}: {line!r} is not an option of sbatch: write it as after #SBATCH, for example "
-                        "--constraint=a100"
+                        f"options.{part}: {line!r} is not an option of sbatch: write it as on an #SBATCH line, for "
+                        "example --constraint=a100"
                     )
         return self
 

@@ -213,7 +213,7 @@ class Tracking(Section):
     """Experiment trackers, to which a separate process sends the run (`dart track`).
 
     Addresses and keys are each tracker's own environment variables (WANDB_API_KEY, MLFLOW_TRACKING_URI, ...). Without
-    them, everything is kept in `trackers` in the run directory; W&B does so with WANDB_MODE=offline alone.
+    them, everything is kept in `trackers` in the run directory; W&B does so only with WANDB_MODE=offline.
     """
 
     to: tuple[TrackerKind, ...] = Field((), description="Any number of them.")
@@ -251,7 +251,7 @@ class Server(Section):
         None,
         description="If set, whoever connects must present a certificate of this authority; for `dart coordinator`, "
         "whose workers are started by hand with --tls-certificate. `dart status`, `why`, `control` and `health` and "
-        "the dashboard have none, so they show what is recorded alone.",
+        "the dashboard have none, so they show only what is recorded.",
     )
     tokens: dict[TokenRole, str] = Field(
         default_factory=dict,

@@ -89,8 +89,8 @@ class TaskSet(Section):
             )
         if both := sorted(set(self.training) & set(self.eval_names)):
             raise ValueError(
-                f"{both[0]} is trained on and in eval_names: leave it out of one of them; a task in names alone is "
-                "evaluated on held-out seeds"
+                f"{both[0]} is both a training task and in eval_names: remove it from one of them; a task that is only "
+                "in names is evaluated on held-out seeds"
             )
         known = set(self.all)
         for field in ("step_limits", "single_instance"):

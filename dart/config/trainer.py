@@ -172,8 +172,8 @@ class Lora(Section):
     def _sent(self) -> Lora:
         if self.tower and self.sync == "adapter":
             raise ValueError(
-                "tower: true with sync: adapter: replicas compute an adapter beside the language model's layers alone, "
-                "so use sync: merged, or leave tower out"
+                "tower: true with sync: adapter: replicas can apply an adapter only to the language model: use sync: "
+                "merged, or leave tower out"
             )
         return self
 

@@ -99,7 +99,7 @@ class Config(Section):
         if self.trainer.advantage.overlong_buffer > self.rollout.max_tokens:
             raise ValueError(
                 f"trainer.advantage.overlong_buffer is {self.trainer.advantage.overlong_buffer}, more than "
-                f"rollout.max_tokens ({self.rollout.max_tokens}): make it a part of it"
+                f"rollout.max_tokens ({self.rollout.max_tokens}): lower it"
             )
         if self.rollout.max_tokens >= self.rollout.max_model_len:
             raise ValueError(

@@ -111,7 +111,7 @@ def values(config: Config) -> dict[str, JsonValue]:
     if k8s.model_claim and not PurePosixPath(config.model.path).is_relative_to(k8s.model_folder):
         raise UserError(
             f"model.path is {config.model.path!r}, which is not in cluster.k8s.model_folder, {k8s.model_folder!r}, "
-            "where model_claim is mounted: set one of them"
+            "where model_claim is mounted: name a folder of it, or change model_folder"
         )
     roles: dict[str, dict[str, JsonValue]] = {group.part: _role(group) for group in groups}
     roles["coordinator"]["terminationGracePeriodSeconds"] = math.ceil(ending_seconds(config))

@@ -50,8 +50,8 @@ def find(kind: str) -> type[Plug]:
     """The class that `environment.kind` names. Raises UserError, or NotHere if its module cannot be imported."""
     if not known_here(kind):
         raise UserError(
-            f"environment.kind {kind}: dart's env workers run {', '.join(BUILT_IN)} or a class of yours, as in "
-            "environment.kind: module:Class; for env workers in another language start `dart coordinator`"
+            f"environment.kind {kind}: no world of that name: use {', '.join(BUILT_IN)}, or module:Class for one of "
+            "your own; for env workers in another language start `dart coordinator`"
         )
     module_name, _, name = BUILT_IN.get(kind, kind).partition(":")
     if kind not in BUILT_IN and str(Path.cwd()) not in sys.path:

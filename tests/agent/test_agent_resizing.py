@@ -15,8 +15,11 @@ UI_TARS = {"patch_size": 14, "merge_size": 2, "min_pixels": 3136, "max_pixels": 
 QWEN3 = {"patch_size": 16, "merge_size": 2, "size": {"shortest_edge": 65_536, "longest_edge": 16_777_216}}
 
 
-def folder_with(tmp_path: Path, document: object) -> Path:
-    (tmp_path / resizing.FILE).write_text(json.dumps(document), encoding="utf-8")
+PREPROCESSOR = "preprocessor_config.json"
+
+
+def folder_with(tmp_path: Path, document: object, name: str = PREPROCESSOR) -> Path:
+    (tmp_path / name).write_text(json.dumps(document), encoding="utf-8")
     return tmp_path
 
 
@@ -30,7 +33,7 @@ def test_a_difference_is_told_with_its_remedy(tmp_path: Path) -> None:
     folder = folder_with(tmp_path, UI_TARS)
     told = resizing.problem(Agent(max_pixels=1_003_520), PHONE, folder)
     assert told == (
-        f"the model would see a screenshot of 1080x2400 as 1092x2408, by {folder / resizing.FILE}, and its clicks "
+        f"the model would see a screenshot of 1080x2400 as 1092x2408, by {folder / PREPROCESSOR}, and its clicks "
         "would be read as on 672x1484: set agent.min_pixels: 3136 (it is 78400), agent.max_pixels: 12845056 (it is "
         "1003520), or change that file"
     )
@@ -44,6 +47,20 @@ def test_what_the_file_does_not_say_is_believed(tmp_path: Path) -> None:
         assert resizing.problem(Agent(), FULL_HD, folder_with(tmp_path, document)) is None
     older = {"size": {"longest_edge": 1_003_520}, "max_pixels": 12_845_056}
     assert resizing.problem(Agent(), PHONE, folder_with(tmp_path, older)) is None, "max_pixels goes first"
+
+
+def test_the_processors_own_file_goes_first_if_it_has_the_sizes(tmp_path: Path) -> None:
+    """What `processor.save_pretrained` writes, and transformers reads, since release 5."""
+    processor = "processor_config.json"
+    folder = folder_with(tmp_path, {"image_processor": UI_TARS, "processor_class": "Any"}, processor)
+    assert resizing.problem(Agent(), FULL_HD, folder) is None
+    told = resizing.problem(Agent(max_pixels=1_003_520), PHONE, folder)
+    assert told is not None and str(folder / processor) in told
+    folder_with(tmp_path, QWEN3)  # which nothing reads
+    assert resizing.problem(Agent(), FULL_HD, folder) is None
+    folder_with(tmp_path, {"processor_class": "Any"}, processor)
+    told = resizing.problem(Agent(), FULL_HD, folder)
+    assert told is not None and str(folder / PREPROCESSOR) in told
 
 
 @pytest.mark.parametrize("path", sorted(Path("configs").glob("*.yaml")), ids=lambda path: path.stem)

@@ -58,7 +58,7 @@ def test_readme_names_only_commands_that_exist() -> None:
         (["train", MINIWOB, "--set", "environment.browser=/none"], "environment.options.browser is '/none'"),
         (
             ["train", MINIWOB, "--set", "environment.kind=waa"],
-            "environment.kind waa: dart's env workers run miniwob, ladder, ",
+            "environment.kind waa: no world of that name: use miniwob, ladder, ",
         ),
         (
             ["train", MINIWOB, "--set", "sync.transport=nccl"],

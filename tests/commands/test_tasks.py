@@ -122,7 +122,7 @@ def test_a_file_and_the_config_agree(overrides: list[str], message: str, tmp_pat
 @pytest.mark.parametrize(
     ("tasks", "message"),
     [
-        ({"names": ["a"], "eval_names": ["a"]}, "a is trained on and in eval_names"),
+        ({"names": ["a"], "eval_names": ["a"]}, "a is both a training task and in eval_names"),
         ({"names": ["a"], "step_limits": {"b": 3}}, "step_limits has b, which is no task of this config"),
         ({"names": ["a"], "single_instance": ["b"]}, "single_instance has b, which is no task"),
         ({"names": ["a"], "step_limits": {"a": 0}}, "step_limits.a (it is 0)"),

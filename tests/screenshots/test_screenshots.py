@@ -242,6 +242,35 @@ def test_a_picture_of_endless_parts_is_refused_without_walking_through_them() ->
         header.size_of(b"\xff\xd8" + b"\xff" * 70_000 + encoded("JPEG")[2:])
 
 
+def rotated() -> bytes:
+    exif = Pillow.Exif()
+    exif[0x0112] = 6  # to be turned by a quarter to the right
+    return encoded("JPEG", exif=exif)
+
+
+def translucent(mode: str) -> bytes:
+    noise = Pillow.frombytes("RGBA", (32, 48), random.Random(2).randbytes(4 * 32 * 48))
+    file = io.BytesIO()
+    if mode == "P":
+        noise.convert("RGB").quantize(16).save(file, "PNG", transparency=3)
+    else:
+        noise.convert(mode).save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [(rotated(), "image/jpeg"), *((translucent(mode), "image/png") for mode in ("RGBA", "LA", "P")),
+     (encoded(), "image/png")],
+)  # fmt: skip
+def test_a_picture_is_decoded_as_the_engine_decodes_it(data: bytes, kind: str) -> None:
+    parse = pytest.importorskip("vllm.multimodal.parse")
+    (theirs,) = parse.MultiModalDataParser().parse_mm_data({"image": Pillow.open(io.BytesIO(data))})["image"].get_all()
+    ours = decoded(Image.of(data, kind, 32, 48))
+    assert ours.mode == theirs.mode == "RGB" and ours.size == theirs.size
+    assert ours.tobytes() == theirs.tobytes()
+
+
 def test_only_formats_that_screenshots_may_have_are_decoded() -> None:
     """Pillow's other decoders, some of which start programs, are for nobody who may send a screenshot."""
     made = io.BytesIO()

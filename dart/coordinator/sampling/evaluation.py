@@ -136,8 +136,7 @@ class Evaluation:
         if again is Attempt.NOTHING_WORKS:
             raise UserError(
                 f"evaluation: {self._failures.in_a_row} attempts in a row have failed, the last of them of "
-                f"{order.task.id} with: {error}: look at what failed; for workers their logs are in the run "
-                "directory, and `dart doctor` knows what is missing"
+                f"{order.task.id} with: {error}: look at the workers' logs in the run directory, and run `dart doctor`"
             )
         if again is Attempt.GIVEN_UP and not error.certain and not self._failures.ever_worked:
             again = order.again()  # nothing tells this episode from all others yet

@@ -13,6 +13,7 @@ import pytest
 from store_samples import trajectory
 
 from dart import config
+from dart.agent.templates import digest_of
 from dart.agent.vocabulary import vocabulary_digest
 from dart.coordinator.sampling.demonstrations import Demonstrations
 from dart.coordinator.service.journal import Journal
@@ -29,10 +30,10 @@ MINIWOB = ROOT / "configs" / "miniwob_cpu.yaml"
 HANG_SECONDS = 300
 
 
-async def collected(directory: Path, count: int) -> Path:
+async def collected(directory: Path, count: int, **recorded: str) -> Path:
     """A run directory as `dart collect` leaves it, with successes c0, c1, …"""
     demo = config.load(MINIWOB)
-    kept = json.loads(demo.model_dump_json()) | {"vocabulary": vocabulary_digest(demo.model.folder)}
+    kept = json.loads(demo.model_dump_json()) | {"vocabulary": vocabulary_digest(demo.model.folder)} | recorded
     async with await Database.open(sqlite_url(directory / "run.db"), directory / "blobs") as database:
         await database.start_run("c", "collect", kept, started=1.0)
         task = Task("miniwob", "click-color", 3)
@@ -89,6 +90,23 @@ async def test_a_demonstration_is_a_sample_without_log_probs(source: Path, tmp_p
     with pytest.raises(UserError, match="samples nothing"):
         data.submit([Task("miniwob", "click-color", 1)])
     await data.close()
+
+
+async def test_successes_with_another_versions_prompt_are_refused(tmp_path: Path) -> None:
+    for number, digest in enumerate((digest_of(config.load(MINIWOB).agent), "of another version")):
+        source = tmp_path / str(number)
+        source.mkdir()
+        data = Demonstrations(
+            settings(await collected(source, 4, prompt=digest)), Progress(10), Journal(tmp_path / "metrics.jsonl")
+        )
+        if not number:
+            await data.prepare()
+        else:
+            with pytest.raises(
+                UserError, match=r"1 was made by another version of dart, whose texts .*: collect again"
+            ):
+                await data.prepare()
+        await data.close()
 
 
 async def test_two_folders_may_have_trajectories_of_the_same_name(source: Path, tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ def test_an_environment_that_failed_is_made_anew() -> None:
     [
         ({"cells": None}, "nothing says how clicks and keys become the environment's actions"),
         ({"instruction_at": ""}, "has no instruction: give instruction, or instruction_at"),
-        ({"actions": "foreign.gym_samples:choose"}, "actions is given beside keys or cells"),
+        ({"actions": "foreign.gym_samples:choose"}, "actions is set, and keys or cells too"),
         ({"reward_range": [1, 0]}, "is not a range"),
         ({"id": "browsergym/miniwob.click-test"}, "leave out actions, keys and cells"),
         ({"cell": [2, 2]}, "environment.options.cell"),

@@ -24,7 +24,9 @@ from engine_samples import (  # noqa: E402
     send_weights,
     sync_weights,
     transfer_group,
+    turn,
 )
+from PIL import ImageFile  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 from tiny_model import build_windowed  # noqa: E402
 
@@ -52,6 +54,23 @@ async def role(folder: Path, trainer: Adapted) -> AsyncIterator[RolloutRole]:
     yield role
     await role.close()
     trainer.sender.close()
+
+
+async def test_a_screenshot_is_decoded_once_while_it_is_held(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[tuple[int, int]] = []
+    load = ImageFile.ImageFile.load
+
+    def counted(picture: ImageFile.ImageFile) -> object:
+        decoded.append(picture.size)
+        return load(picture)
+
+    monkeypatch.setattr(ImageFile.ImageFile, "load", counted)
+    prompt = [*first_turn(drawn(52)), *turn(drawn(53))]
+    await engine.generate(request_id(), prompt, 1.0, 4)
+    assert decoded
+    decoded.clear()
+    await engine.generate(request_id(), prompt, 1.0, 4)
+    assert not decoded
 
 
 async def _turn(engine: Engine, temperature: float = 0.0) -> Generation:

@@ -152,6 +152,16 @@ def test_minibatches_clip_against_the_policy_before_the_first_step(folder: Path)
     assert four["kl_old"] > 0
 
 
+def test_few_rows_make_fewer_optimiser_steps(folder: Path) -> None:
+    one = sample("t", "go", "12", 1.0, [screenshot(0)])
+    few, whole = Trainer(settings(folder, minibatches=4)), Trainer(settings(folder))
+    assert few.update([one], *totals([one]))["steps_taken"] == whole.update([one], *totals([one]))["steps_taken"] == 1
+    for ours, theirs in zip(few.parameters, whole.parameters, strict=True):
+        assert torch.equal(ours, theirs)
+    with pytest.raises(SampleError, match="got 0 samples with 0 tokens, but the batch has 0 with 0"):
+        few.update([], 0, 0)
+
+
 def test_kl_to_the_reference_starts_at_zero_and_holds_the_policy(folder: Path) -> None:
     samples = mixed(groups=2)
 
@@ -162,6 +172,14 @@ def test_kl_to_the_reference_starts_at_zero_and_holds_the_policy(folder: Path) -
         return kl[-1]
 
     assert 0 < drift(10.0) < drift(0.01)
+
+
+def test_the_references_tower_runs_once_for_each_screenshot(folder: Path) -> None:
+    trainer, samples = Trainer(settings(folder, loss={"kl_coefficient": 0.1})), mixed(groups=2)
+    for _ in range(2):
+        trainer.update(samples, *totals(samples))
+    assert isinstance(trainer.reference, Policy) and trainer.reference.kept and trainer.policy.kept is None
+    assert trainer.reference.kept.encoded == len({image.sha256 for one in samples for image in one.images}) == 4
 
 
 def test_an_entropy_bonus_raises_entropy(folder: Path) -> None:

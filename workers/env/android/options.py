@@ -172,8 +172,8 @@ class AndroidOptions(WorldOptions):
         if self.renew.startswith(SNAPSHOT) and (others := [one for one in self.devices if not one.emulator_here]):
             load = f"adb -s emulator-5554 emu avd snapshot load {self.renew.removeprefix(SNAPSHOT)}"
             raise ValueError(
-                f"renew {self.renew!r} reaches only emulators of this machine's own adb server, such as emulator-5554, "
-                f"and not {others[0].name}: write a command that does it where the emulator runs, such as a script "
+                f"renew {self.renew!r} works only for emulators of this machine, such as emulator-5554, and "
+                f"{others[0].name} is elsewhere: write a command that does it on the emulator's host, such as a script "
                 f"that chooses the host by {{adb_server}} and runs there: {load}"
             )
         if self.max_settle_seconds < self.settle_seconds:

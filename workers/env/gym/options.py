@@ -81,7 +81,7 @@ class GymOptions(WorldOptions):
             raise ValueError(f"reward_range [{low:g}, {high:g}] is not a range: write [what becomes 0, what becomes 1]")
         if self.actions is not None and (self.keys or self.cells):
             raise ValueError(
-                "actions is given beside keys or cells: leave these out, because actions can do what they do"
+                "actions is set, and keys or cells too: remove keys and cells, which your function replaces"
             )
         given = self.actions is not None or bool(self.keys) or self.cells is not None
         if self.is_browsergym:

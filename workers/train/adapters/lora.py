@@ -185,8 +185,8 @@ def check_resumed(folder: Path, lora: Lora | None, digest: str) -> None:
             )
     if trained_beside != digest:
         raise UserError(
-            f"model.path: its weights are not those beside which the adapter in {folder} was trained, or "
-            "trainer.lora.target_modules or tower, or model.dtype, has changed: set them as they were, or start a new "
+            f"model.path: the adapter in {folder} was trained with other base weights, or with another "
+            "trainer.lora.target_modules, tower or model.dtype: set them as they were, or start a new "
             f"run with model.path: {folder}, which holds the merged weights"
         )
 
