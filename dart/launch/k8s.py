@@ -55,6 +55,12 @@ def start(options: K8sOptions) -> None:
     config = load(options.config, options.overrides)
     release = release_name(config)
     text = yaml.dump(values(config), Dumper=_Readable, sort_keys=False, width=1000)
+    if config.trainer.ranks > 1 and config.cluster.device == "gpu":
+        click.echo(
+            f"warning: each of the {config.trainer.ranks} trainer ranks is a pod, and NCCL takes pods for machines: they "
+            "talk over the network, not over NVLink (docs/clusters.md). On one node, `dart train` is faster",
+            err=True,
+        )
     file = options.config.with_name(f"{release}.values.yaml")
     command = ["helm", "upgrade", "--install", release, str(CHART), "-f", str(file)]
     command += ["--namespace", options.namespace, "--create-namespace"] if options.namespace else []

@@ -35,7 +35,9 @@ class Placement:
 
 
 def _visible(gpus: Sequence[str]) -> dict[str, str]:
-    return {VISIBLE: ",".join(gpus)} if gpus else {}
+    """CUDA by itself numbers the fastest card first; nvidia-smi, by which they were chosen, goes by their slots."""
+    by_slot = {} if VISIBLE in os.environ else {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    return {VISIBLE: ",".join(gpus), **by_slot} if gpus else {}
 
 
 def gpus_here() -> list[str]:

@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import signal
 import sys
 import time
@@ -43,6 +44,9 @@ KILLED_SECONDS = 5.0
 """Then only the kernel is waited for, which takes a moment to free the memory of a large process."""
 LOOK_AT_GROUPS_SECONDS = 0.05
 USER_ERROR_EXIT = 2
+SUMMARY = re.compile("={20,}")
+"""The last line of what torchrun says of ranks that failed."""
+RANKS_CODE = r"^exitcode\s*: (-?\d+)"
 LOG = logging.getLogger(__name__)
 LOOK_AT_LOGS_SECONDS = 5.0
 
@@ -159,7 +163,7 @@ class Launcher:
         while True:
             began = time.monotonic()
             try:
-                code = await self._run_once(child)
+                code = _own_code(self._log(child), await self._run_once(child))
             except OSError as error:
                 raise UserError(f"{child.name} cannot be started: {error}") from error
             if code == 0:
@@ -283,4 +287,15 @@ def _signal(group: int, number: int) -> bool:
 
 
 def _last_words(log: Path) -> str:
-    return last_line(log).removeprefix("error: ")
+    said = last_line(log)
+    if SUMMARY.fullmatch(said):  # of torchrun, which repeats no rank's last words
+        said = last_line(log, "^error: ") or said
+    return said.removeprefix("error: ")
+
+
+def _own_code(log: Path, code: int) -> int:
+    """The exit code of a process, or of the rank that failed first: torchrun itself then ends with 1."""
+    if code != 1 or not SUMMARY.fullmatch(last_line(log)):
+        return code
+    told = re.search(RANKS_CODE, last_line(log, RANKS_CODE))
+    return int(told[1]) if told else code

@@ -8,6 +8,7 @@ between the copy and the cut, a fraction of a millisecond, is lost.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -38,8 +39,8 @@ def bound(log: Path, most_bytes: int) -> bool:
     return True
 
 
-def last_line(log: Path) -> str:
-    """The last line that says something, also from before the last cut; empty where there is none.
+def last_line(log: Path, pattern: str = r"\S") -> str:
+    """The last line with the pattern, also from before the last cut; empty where there is none.
 
     Only the end of each part is read, because the event loop waits for it.
     """
@@ -50,6 +51,6 @@ def last_line(log: Path) -> str:
             file.seek(max(0, file.seek(0, os.SEEK_END) - END_BYTES))
             text = file.read().decode("utf-8", errors="replace")
         lines = [line.strip() for line in text.splitlines()]
-        if said := next((line for line in reversed(lines) if line), ""):
+        if said := next((line for line in reversed(lines) if re.search(pattern, line)), ""):
             return said
     return ""

@@ -189,10 +189,16 @@ def test_gpus_are_those_that_one_may_see(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 def test_a_worker_is_told_its_gpus_and_the_config_has_the_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher, "gpus_here", lambda: EIGHT)
+    monkeypatch.delenv(gpus.VISIBLE, raising=False)
     chosen = _config(2, 2)
     children = {child.name: child for child in local_children(chosen, "127.0.0.1:1", Train())}
     told = {name: child.environment.get(gpus.VISIBLE) for name, child in children.items()}
     assert told == {"env-0": None, "rollout-0": "2", "rollout-1": "3", "train": "0,1"}
+    order = "CUDA_DEVICE_ORDER"
+    assert children["train"].environment[order] == "PCI_BUS_ID", "as nvidia-smi numbers them"
+    monkeypatch.setenv(gpus.VISIBLE, "0,1,2,3,4,5,6,7")
+    assert order not in launcher.local_children(chosen, "127.0.0.1:1", Train())[-1].environment, "as the user does"
+    monkeypatch.delenv(gpus.VISIBLE)
     environment = chosen.rollout.environment | {gpus.VISIBLE: "5"}
     own = chosen.model_copy(update={"rollout": chosen.rollout.model_copy(update={"environment": environment})})
     children = {child.name: child for child in local_children(own, "127.0.0.1:1", Train())}
@@ -238,6 +244,31 @@ def test_the_last_words_are_found_behind_a_cut(tmp_path: Path) -> None:
     log.write_text("and then it ended\n")
     assert launcher._last_words(log) == "and then it ended"
     assert not bound(tmp_path / "none.log", 10)
+
+
+TORCHRUN = """error: of an earlier start
+error: the checkpoint is of another model
+{summary}
+dart FAILED
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  rank      : 1 (local_rank: 1)
+  exitcode  : {code} (pid: 4711)
+  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html
+{summary}
+"""
+
+
+def test_a_trainer_of_several_ranks_ends_as_its_first_failed_rank_did(tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    for code in (2, -9):
+        log.write_text(TORCHRUN.format(summary="=" * 60, code=code))
+        assert launcher._own_code(log, 1) == code
+        assert launcher._last_words(log) == "the checkpoint is of another model"
+    assert launcher._own_code(log, 143) == 143, "torchrun itself was ended"
+    log.write_text("error: the disk is full\n")
+    assert launcher._own_code(log, 1) == 1
 
 
 def test_the_last_words_of_a_large_log_cost_little(tmp_path: Path) -> None:

@@ -288,7 +288,8 @@ def without(rows: Iterable[Row], left_out: Container[int]) -> list[Row]:
 
 
 def cut(rows: Iterable[Row], token_limit: int) -> Parts:
-    """Micro-batches of rows of similar length, each of at most `token_limit` padded tokens (one row may be longer).
+    """Micro-batches of rows of similar length, each of at most `token_limit` padded tokens (one row may be longer), the
+    longest first: what does not fit into memory is met before the others have been computed.
 
     A micro-batch ends before its padding exceeds MAX_PADDING, unless it is still small: small ones cost more than
     padding does. Rows that need a mask are not among rows that need none: all rows of a micro-batch have one or none,
@@ -307,7 +308,7 @@ def cut(rows: Iterable[Row], token_limit: int) -> Parts:
         else:
             parts.append([row])
             real = row.length
-    return parts
+    return parts[::-1]
 
 
 def collate(rows: Sequence[Row], images: dict[bytes, Processed], layout: Layout) -> MicroBatch:

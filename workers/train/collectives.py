@@ -6,16 +6,24 @@ collective: `together` is for work that may fail.
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import TypeVar
 
+import psutil
 import torch
 import torch.distributed as dist
+from accelerate import PartialState
 
+from dart.core.loopback import is_loopback
+from dart.errors import UserError
 from dart.screenshots.lookup import UnknownScreenshot
 from dart.workers.train.errors import CancelledUpdateError, SampleError, TrainError, UnknownScreenshotError
+from dart.workers.weights.gloo import own_address
 
 T = TypeVar("T")
 
@@ -23,6 +31,7 @@ LONGEST_WAIT = timedelta(minutes=30)
 """How long a rank waits in a collective before it ends: another may load a large model from a slow file system."""
 LONGEST_WRITE = timedelta(days=1)
 """How long a rank waits for the others while a checkpoint is written."""
+INTERFACE = "GLOO_SOCKET_IFNAME"
 BUCKET_ELEMENTS = 1 << 26
 """Gradients are added in flat buckets of at most this many elements (one tensor may be larger)."""
 
@@ -35,6 +44,39 @@ def add(values: Sequence[float], device: torch.device) -> list[float]:
 def largest(values: Sequence[float], device: torch.device) -> list[float]:
     """The largest of each value over ranks."""
     return _reduce(values, device, dist.ReduceOp.MAX)
+
+
+def join() -> PartialState:
+    """This process among the ranks, and what all of them compute with. Raises UserError for GPUs that torch cannot use.
+
+    vLLM, which sends weights over NCCL, switches cuDNN's attention off in the whole process when it is imported. Ranks
+    that differ in it wait for the slowest, so all of them have torch's default.
+    """
+    usable = torch.cuda.is_available()
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
+    if torch.version.cuda and not usable and not hidden and Path("/dev/nvidia0").exists():
+        raise UserError(
+            f"torch {torch.__version__} cannot use this machine's GPUs: most likely the NVIDIA driver is too old for "
+            f"its CUDA {torch.version.cuda} (CUDA 13 needs 580): update the driver, or set CUDA_VISIBLE_DEVICES= to "
+            "train on the CPU"
+        )
+    if usable:
+        torch.backends.cuda.enable_cudnn_sdp(True)
+    _name_interface()
+    return PartialState(cpu=not usable, timeout=LONGEST_WAIT)
+
+
+def _name_interface() -> None:
+    """Where ranks are on several machines, gloo would use the address of this one's own name, which Debian makes a
+    loopback one."""
+    host = os.environ.get("MASTER_ADDR", "")
+    if not host or is_loopback(host) or INTERFACE in os.environ:
+        return
+    with contextlib.suppress(OSError):
+        own = own_address(host, int(os.environ.get("MASTER_PORT", "29500")))
+        for name, addresses in psutil.net_if_addrs().items():
+            if own in (one.address for one in addresses):
+                os.environ[INTERFACE] = name
 
 
 def take(device: torch.device) -> torch.device:

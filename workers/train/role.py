@@ -9,6 +9,7 @@ and answer, but send nothing, and save nothing but their parts of sharded weight
 from __future__ import annotations
 
 import asyncio
+import gc
 import importlib.metadata
 import os
 import time
@@ -36,7 +37,7 @@ from dart.workers.train.errors import (
 )
 from dart.workers.train.senders import Senders, Snapshots, Weights
 from dart.workers.train.trainer import Trainer
-from dart.workers.weights.transfer import TransferError, spec_of, specs_to_proto
+from dart.workers.weights.transfer import TransferError, load_nccl, spec_of, specs_to_proto
 
 T = TypeVar("T")
 Key = tuple[str, int]
@@ -73,6 +74,8 @@ class TrainRole:
         config = read_told(TrainWorkerConfig, config_json)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trainer")
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoints")
+        if self.rank == 0 and config.sync.transport == "nccl":  # it imports vLLM, which changes settings of torch's
+            await self._train_thread(load_nccl)
         try:
             self._trainer = await self._train_thread(lambda: Trainer(config))
         except torch.OutOfMemoryError as error:
@@ -125,6 +128,10 @@ class TrainRole:
         self._snapshots = Snapshots()
         self._pages.clear()
         self._begun = None
+        # A model is in reference cycles, and the next one needs its memory.
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
 
     async def _train(self, page: pb.TrainBatch) -> pb.Trained | None:
         key = (page.assignment.assignment_id, page.assignment.attempt)

@@ -12,6 +12,7 @@ their parts, so that a device holds its parts and one whole unit.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -133,6 +134,8 @@ def _load_sharded(
             part.set_force_sum_reduction_for_comms(True)
             part.set_reduce_scatter_unused_params(True, recurse=False)
     script.direct(policy)
+    del source
+    gc.collect()  # rank 0's whole model is in reference cycles
     return policy
 
 

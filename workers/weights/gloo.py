@@ -39,7 +39,7 @@ class Group:
             options = dist.ProcessGroupGloo._Options()
             options._timeout = self.timeout
             # Otherwise gloo uses the address that the machine's name resolves to, which may be unreachable or absent.
-            options._devices = [dist.ProcessGroupGloo.create_device(hostname=_own_address(host, port))]
+            options._devices = [dist.ProcessGroupGloo.create_device(hostname=own_address(host, port))]
             store = dist.PrefixStore(group_id, self._store)
             self._group = dist.ProcessGroupGloo(store, rank, world_size, options)
         except (RuntimeError, OSError) as error:
@@ -185,8 +185,8 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.cpu().contiguous().view(-1).view(torch.uint8)
 
 
-def _own_address(host: str, port: int) -> str:
-    """This machine's address on the route to `host`; no packet is sent.
+def own_address(host: str, port: int) -> str:
+    """This machine's address on the route to `host`; no packet is sent. Raises OSError.
 
     Debian gives a machine's own name a loopback address, which no other machine reaches: then it is the address on the
     route to anywhere.

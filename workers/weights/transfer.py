@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -80,6 +81,12 @@ def make_sender(transport: str, timeout_seconds: float = 120.0) -> Sender:
 
         return NcclSender(timeout_seconds)
     raise ValueError(f"transport {transport!r} is unknown: use gloo or nccl")
+
+
+def load_nccl() -> None:
+    """Import what the sender over NCCL needs; if that fails, `make_sender` says why in time."""
+    with contextlib.suppress(Exception):
+        importlib.import_module("dart.workers.weights.nccl")
 
 
 def reason(transport: str, error: Exception) -> str:

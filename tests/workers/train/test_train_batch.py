@@ -119,6 +119,9 @@ def test_microbatches_hold_every_row_once_within_the_limit() -> None:
     parts = cut(rows, 150)
     assert sorted(id(row) for part in parts for row in part) == sorted(id(row) for row in rows)
     assert all(len(part) * max(row.length for row in part) <= 150 or len(part) == 1 for part in parts)
+    for straight in (True, False):
+        longest = [max(row.length for row in part) for part in parts if part[0].straight == straight]
+        assert longest == sorted(longest, reverse=True), "what does not fit into memory comes first"
 
 
 def test_padding_stays_small_when_lengths_differ() -> None:

@@ -15,7 +15,9 @@ import functools
 import os
 import shutil
 import sys
+import sysconfig
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,6 +35,8 @@ COMPILERS = ("clang", "gcc")
 ALIGNED = 8
 """Channels: 16 bytes of bfloat16."""
 FAMILIES = (QWEN2_5, QWEN3)
+HEADERS = Path(sysconfig.get_path("include", "posix_prefix"), "Python.h")
+"""Triton compiles its launcher with it."""
 RECOMPILED = 64
 """Times, at most."""
 KEPT_WIDE = ("q_norm", "k_norm")
@@ -51,6 +55,11 @@ def speed_up(model: PreTrainedModel, backend: str = "inductor") -> None:
         raise UserError(
             "trainer.fused_kernels needs a C compiler on the trainer's machine, and there is none: install gcc "
             "(apt-get install gcc libc6-dev), or set trainer.fused_kernels: false"
+        )
+    if backend == "inductor" and not HEADERS.is_file():
+        raise UserError(
+            f"trainer.fused_kernels needs Python's headers on the trainer's machine, and there is no {HEADERS}: "
+            "install them (apt-get install python3-dev), or set trainer.fused_kernels: false"
         )
     kernels = Kernels(backend)
     last = model.get_decoder().norm  # the head computes in float32 from its result
