@@ -57,8 +57,8 @@ def start(options: K8sOptions) -> None:
     text = yaml.dump(values(config), Dumper=_Readable, sort_keys=False, width=1000)
     if config.trainer.ranks > 1 and config.cluster.device == "gpu":
         click.echo(
-            f"warning: each of the {config.trainer.ranks} trainer ranks is a pod, and NCCL takes pods for machines: they "
-            "talk over the network, not over NVLink (docs/clusters.md). On one node, `dart train` is faster",
+            f"warning: each of the {config.trainer.ranks} trainer ranks is a pod, and NCCL takes pods for machines: "
+            "they talk over the network, not over NVLink (docs/clusters.md). On one node, `dart train` is faster",
             err=True,
         )
     file = options.config.with_name(f"{release}.values.yaml")

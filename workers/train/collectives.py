@@ -62,6 +62,8 @@ def join() -> PartialState:
         )
     if usable:
         torch.backends.cuda.enable_cudnn_sdp(True)
+        # Rows of ever other lengths would leave memory in pieces that no later row fits into.
+        os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     _name_interface()
     return PartialState(cpu=not usable, timeout=LONGEST_WAIT)
 
