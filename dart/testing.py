@@ -155,7 +155,7 @@ async def _alone(case: _Case) -> None:
 
 async def _begins(case: _Case, one: Env, other: Env, task: Task) -> None:
     first = _seen(await one.reset(task), f"reset({task.id})")
-    _expect(bool(first.instruction), f"reset({task.id}) has no instruction")
+    _expect(bool(first.instruction or first.goal_images), f"reset({task.id}) has no instruction")
     length = len(first.instruction)
     _expect(length <= INSTRUCTION_CHARACTERS, f"reset({task.id})'s instruction has {length:,} characters: at most "
             f"{INSTRUCTION_CHARACTERS:,} are sent")  # fmt: skip

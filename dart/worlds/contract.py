@@ -214,7 +214,8 @@ class Env(Plug, ABC):
         raise NotImplementedError
 
     async def close(self) -> None:
-        """Release everything, also after a failure. Called by `World.dispose` and `World.close`."""
+        """Release everything, also after a failure. Called by `World.dispose` and `World.close`; again if it was cut off
+        (cancelled)."""
 
 
 class SyncEnv(Plug, ABC):

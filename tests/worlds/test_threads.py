@@ -9,7 +9,7 @@ import pytest
 
 from dart.core.action import Action
 from dart.core.types import Observation, Task
-from dart.worlds import SyncEnv, Verdict, WorldOptions
+from dart.worlds import Env, SyncEnv, Verdict, WorldOptions
 from dart.worlds.plugs import make
 from dart.worlds.threads import Threaded
 
@@ -103,3 +103,38 @@ async def test_a_world_closes_after_the_calls_that_are_under_way() -> None:
     Busy.go.set()
     await closing
     assert Busy.closed.is_set()
+
+
+class Slow(Env):
+    """Its close takes until `go` is set."""
+
+    go, closings = asyncio.Event(), list[str]()
+
+    async def reset(self, task: Task) -> Observation:
+        raise NotImplementedError
+
+    async def act(self, action: Action) -> Observation:
+        raise NotImplementedError
+
+    async def judge(self, last: Action, at_limit: bool) -> Verdict:
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        self.closings.append("begun")
+        await self.go.wait()
+        self.closings.append("over")
+
+
+async def test_a_close_that_is_cut_off_is_done_again_at_the_end() -> None:
+    """At the end of a run environments are being disposed of, whose machines would be left."""
+    world = make(Slow)
+    await world.start(WorldOptions(), (1, 1))
+    env = await world.lease()
+    disposing = asyncio.create_task(world.dispose(env))
+    await asyncio.sleep(0)
+    disposing.cancel()
+    await asyncio.wait({disposing})
+    assert Slow.closings == ["begun"]
+    Slow.go.set()
+    await world.close()
+    assert Slow.closings == ["begun", "begun", "over"]

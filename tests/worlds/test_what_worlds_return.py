@@ -210,3 +210,13 @@ async def test_cancelling_a_command_still_cancels_it() -> None:
         resetting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await resetting
+
+
+@pytest.mark.parametrize("reward", [-0.1, 5.0, float("nan")])
+async def test_the_reward_of_a_step_is_ignored_whatever_its_range(reward: float) -> None:
+    async with hosted() as (role, _):
+        await reset(role)
+        returns["act"] = Observation(PICTURE, reward=reward)
+        assert (await act(role, a.Click(None))).reward == 0
+        returns["act"] = Observation(PICTURE, done=True, reward=reward)
+        assert (await act(role, a.Click(None))).reward == 1.0, "as the world judges"

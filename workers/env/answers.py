@@ -27,6 +27,7 @@ def observed(verb: str, value: object) -> Observation:
         last_action_error=_text(verb, "last_action_error", value.last_action_error),
         evidence_json=_text(verb, "evidence_json", value.evidence_json),
         goal_images=_images(verb, value.goal_images),
+        reward=0.0,  # `judge` gives the reward of an episode; there is none for a step, whatever its range
     )
     if verb == "reset" and not seen.instruction and not seen.goal_images:
         raise EnvironmentFailure("reset returned an Observation without an instruction: nothing says what the task is")

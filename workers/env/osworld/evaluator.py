@@ -128,17 +128,17 @@ class Evaluators:
         self._free: asyncio.Queue[_Process] = asyncio.Queue()
         for process in self._processes:
             self._free.put_nowait(process)
-        self._checked: dict[str, str] = {}
-        """By metrics and getters: why they cannot be used here, or empty."""
+        self._checked: set[str] = set()
+        """Metrics and getters that can be used here. Of the others a missing package may be installed meanwhile."""
 
     async def check(self, task: OSWorldTask) -> None:
         """Raises NotEvaluated if a package that the task's metrics or getters need is missing."""
         key = json.dumps(task.evaluator_json, sort_keys=True)
         if key not in self._checked:
             answer = await self._ask({"op": "check", "evaluator": task.evaluator_json}, CHECK_SECONDS)
-            self._checked[key] = answer.not_evaluated
-        if why := self._checked[key]:
-            raise NotEvaluated(why)
+            if answer.not_evaluated:
+                raise NotEvaluated(answer.not_evaluated)
+            self._checked.add(key)
 
     async def step(self, step: Step, given: Mapping[str, JsonValue]) -> None:
         """Carry out a set-up step. Raises MachineError and NotEvaluated."""

@@ -57,7 +57,12 @@ class StaticPool(Section):
         "stand for the machine's, or a URL that is sent them as JSON by POST. `none`: nothing is reverted, so episodes "
         "begin in whatever state the last one left.",
     )
-    renew_seconds: float = Field(600.0, gt=0, description="How long a revert may take, until the server answers again.")
+    renew_seconds: float = Field(
+        600.0,
+        gt=0,
+        description="How long the command, or the request, may take; `boot_seconds` bounds the wait for the server "
+        "after it.",
+    )
 
     @field_validator("renew")
     @classmethod
