@@ -214,8 +214,8 @@ class Env(Plug, ABC):
         raise NotImplementedError
 
     async def close(self) -> None:
-        """Release everything, also after a failure. Called by `World.dispose` and `World.close`; again if it was cut off
-        (cancelled)."""
+        """Release everything, also after a failure. Called by `World.dispose` and `World.close`: by both if the first
+        was cancelled."""
 
 
 class SyncEnv(Plug, ABC):
