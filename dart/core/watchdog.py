@@ -194,7 +194,7 @@ class Watchdog:
     def _all_dropped(self, pulse: Pulse) -> bool:
         """Many batches' worth of trajectories have finished since the last update."""
         updates, episodes = self._episodes_at_update
-        if pulse.updates != updates or pulse.episodes < episodes:
+        if pulse.updates != updates or pulse.episodes < episodes or not pulse.trajectories_per_update:
             self._episodes_at_update = pulse.updates, pulse.episodes
             return False
         enough = GROUPS_OF_BATCHES * pulse.trajectories_per_update

@@ -56,6 +56,9 @@ def test_a_task_that_rests_is_passed_over_unless_all_do() -> None:
     resting: set[str] = {"b"}
     sampler = TaskSampler("s", ["a", "b", "c"], (0, 9), random.Random(0), rests=lambda name: name in resting)
     assert {sampler.next().name for _ in range(30)} == {"a", "c"}
+    weights = {"a": 0.25, "b": 1.0}
+    rare = TaskSampler("s", ["a", "b"], (0, 9), random.Random(0), weights.__getitem__, rests=resting.__contains__)
+    assert {rare.next().name for _ in range(30)} == {"a"}, "although the other comes up more often"
     resting.clear()
     assert {sampler.next().name for _ in range(4)} == {"a", "b", "c"}, "it is soon tried when it comes back"
     resting |= {"a", "b", "c"}

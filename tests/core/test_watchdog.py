@@ -188,6 +188,12 @@ def test_trajectories_that_are_all_dropped_are_told() -> None:
     batches = replace(TRAINING, trajectories_per_update=8)
     history = [(now, replace(batches, answers=int(now), episodes=int(now // 5))) for now in every(5, 300)]
     assert stalls(history) == [(200.0, Kind.BATCH, "")], "long enough, and more than four batches of eight"
+    evaluated = [(now, replace(one, phase="evaluating", trajectories_per_update=0)) for now, one in history]
+    assert stalls(evaluated) == []
+    then = [
+        (300 + now, replace(batches, answers=300 + int(now), episodes=60 + int(now // 50))) for now in every(5, 400)
+    ]
+    assert stalls([*evaluated, *then]) == [], "episodes of the evaluation do not count"
     few = [(now, replace(batches, answers=int(now), episodes=int(now // 50))) for now in every(5, 1000)]
     assert stalls(few) == []
 

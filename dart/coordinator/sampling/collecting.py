@@ -74,8 +74,11 @@ class Collection:
                 task, sample = begun
                 group = f"collect-{task.name}-{task.seed}"
                 return Order(f"{group}-{sample}", group, task, self._config.step_limit(task.name))
-            if self._again:
-                return self._again.popleft()
+            while self._again:
+                order = self._again.popleft()
+                if not self._quota.enough(order.task.name):
+                    return order
+                self._quota.given_up(order.task.name, "its task had enough successes before it was tried again")
             if self._quota.done:
                 return None
             self._changed.clear()

@@ -157,6 +157,7 @@ class Watch:
         failed = any(one.offered is not None and one.offered.reason for one in self._fleet.of_role(pb.ROLE_ENV))
         boots = not failed and states.keys() <= PREPARING
         failures = [self._envs.failures(one.id) for one in self._fleet.of_role(pb.ROLE_ENV) if one.slots]
+        per_update = self._settings.trainer.trajectories_per_update
         return Pulse(
             phase=progress.phase,
             ready=self._ready,
@@ -172,7 +173,7 @@ class Watch:
             busy=any(states.get(state) for state in BUSY),
             held_back=self._envs.usage.cause(EnvState.IDLE),
             paused=sampled.paused,
-            trajectories_per_update=self._settings.trainer.trajectories_per_update,
+            trajectories_per_update=per_update if progress.phase == "training" else 0,
             slowest_trajectory=progress.slowest_trajectory or pace.mean * self._settings.curation.step_limit,
             slowest_update=progress.slowest_update,
             seconds_per_step=pace.slowest,

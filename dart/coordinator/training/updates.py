@@ -160,6 +160,8 @@ class Training:
         # A save waits for the update in progress, and includes it; those that follow do not wait for the save.
         now = self._progress.counts.version
         path = self._checkpoints / f"v{now + (self._in_flight is not None):06d}"
+        if self._saved == now and self._in_flight is None:
+            return str(path), now
         success = self._progress.success_rate
         saved = await self._ranks.save(path.resolve(), now)
         failpoint("checkpoint-saved")
@@ -259,7 +261,7 @@ class Training:
             culprits, why = batch, str(error)
         except (TrainerLost, asyncio.CancelledError) as error:
             self._interrupted = True
-            if self._ranks.lost.is_set():
+            if isinstance(error, TrainerLost) or self._ranks.lost.is_set():
                 self._data.trainer_lost(batch, str(error) or "it is gone")
             raise
         self._in_flight = None
@@ -332,12 +334,29 @@ class Training:
     def _done(self) -> bool:
         stop, progress, counts = self._config.stop, self._progress, self._progress.counts
         success = progress.success_rate if progress.window_full else None
-        return bool(
+        if (
             self._drained
             or (stop.updates and counts.updates >= stop.updates)
             or (stop.train_seconds and self.seconds >= stop.train_seconds)
-            or (stop.env_steps and counts.env_steps >= stop.env_steps)
+        ):
+            return True
+        if self._repeats:
+            return False
+        return bool(
+            (stop.env_steps and counts.env_steps >= stop.env_steps)
             or (stop.success_rate and success is not None and success >= stop.success_rate)
+        )
+
+    @property
+    def _repeats(self) -> bool:
+        """Whether an update is due that an earlier process had made and not saved: it is made again before the run may
+        be stopped by steps or success, or it would end with the weights of an old checkpoint."""
+        made = self._start.counts.updates if self._start.counts else 0
+        due = self._config.trainer.trajectories_per_update
+        return (
+            self._progress.counts.updates < made
+            and isinstance(self._data, DataManager)
+            and self._data.waiting_trajectories >= due
         )
 
     def figures(self) -> Figures:

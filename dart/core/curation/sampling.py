@@ -49,10 +49,15 @@ class TaskSampler:
     def next(self) -> Task:
         if self._submitted:
             return self._submitted.popleft()
-        for _ in self._line:
-            place, _, name = self._line[0]
-            heapq.heapreplace(self._line, (place + 1 / self._weight(name), self._rng.random(), name))
+        visited = list[tuple[float, float, str]]()  # each once, so that a task that rests is taken only if all do
+        while self._line:
+            place, _, name = heapq.heappop(self._line)
+            visited.append((place + 1 / self._weight(name), self._rng.random(), name))
             if not self._rests(name):
                 break
+        else:
+            name = visited[0][2]
+        for one in visited:
+            heapq.heappush(self._line, one)
         seed = self._rng.randrange(*self._seeds)
         return Task(self._suite, name, 0 if name in self._single else seed)

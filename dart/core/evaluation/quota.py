@@ -65,7 +65,7 @@ class Quota:
     def done(self) -> bool:
         """Nothing is left to begin, now or later; attempts under way may still finish."""
         return all(
-            tally.kept >= self._wanted or (tally.begun >= self._most[name] and not tally.running)
+            self.enough(name) or (tally.begun >= self._most[name] and not tally.running)
             for name, tally in self.tallies.items()
         )
 
@@ -96,6 +96,10 @@ class Quota:
         tally.finished += 1
         tally.successes += success
         tally.kept += keep
+
+    def enough(self, name: str) -> bool:
+        """Whether all successes that are wanted of the name are kept."""
+        return self.tallies[name].kept >= self._wanted
 
     def given_up(self, name: str, why: str = "", *, task: bool = False) -> None:
         """Count an attempt that could not be brought to an end, and why. `task`: begin no more of this name."""

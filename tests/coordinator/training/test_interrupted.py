@@ -14,6 +14,7 @@ from run_processes import killed_run
 from dart.coordinator.run import Interrupted, Run
 from dart.coordinator.start import starting_point
 from dart.coordinator.training import uploads
+from dart.coordinator.training.ranks import NotSaved
 from dart.coordinator.training.updates import Training
 from dart.rundir import RunDirectory
 from dart.store.database import Database
@@ -107,6 +108,35 @@ async def test_an_update_that_is_being_recorded_is_recorded_before_its_weights_a
         assert (start.version, start.update) == (3, 3)
         assert {(await database.group(group)).state for group in batch} == {GroupState.CONSUMED}  # type: ignore[union-attr]
         assert json.loads((await database.newest_events("update"))[0].json)["update"] == 3
+
+
+async def test_updates_that_were_not_saved_are_made_again_although_the_run_has_had_its_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the run would end at once, with the weights of an old checkpoint."""
+    config, save = killed_run.settings(8), Training._save
+    stop = config.stop.model_copy(update={"updates": None, "env_steps": 200})
+    seldom = config.checkpoint.model_copy(update={"every_updates": 1000})
+    monkeypatch.setattr(
+        killed_run, "settings", lambda *_: config.model_copy(update={"stop": stop, "checkpoint": seldom})
+    )
+
+    async def full(training: Training) -> tuple[str, int]:
+        raise NotSaved("the disk is full")
+
+    monkeypatch.setattr(Training, "_save", full)
+    run = RunDirectory(tmp_path / "run")
+    run.path.mkdir()
+    async with asyncio.timeout(killed_run.HANG_SECONDS):
+        with pytest.raises(NotSaved):
+            await killed_run.work(run, 8)
+        told = [json.loads(line) for line in (run.path / "told.jsonl").read_text().splitlines()]
+        made = max(line.get("trained", 0) for line in told)
+        assert made > 2
+        monkeypatch.setattr(Training, "_save", save)
+        await killed_run.work(run, 8)
+    (last,) = run.checkpoints.iterdir()
+    assert int(last.name.removeprefix("v")) >= made - 1, "but for a batch that is not complete any more"
 
 
 async def test_a_checkpoint_that_is_being_copied_is_removed_only_afterwards(
