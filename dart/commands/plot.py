@@ -91,7 +91,9 @@ def _held_out(axes: Axes, decoding: str, colour: str, at: Mapping[str, float], r
 
 def read_metrics(directory: RunDirectory) -> tuple[list[Update], dict[str, dict[str, Interval]]]:
     """The run's updates in order, and its evaluations by decoding and label."""
-    events = [event for line in read_lines(directory.metrics) if (event := _event(line)) is not None]
+    kinds = tuple(f'{{"event": "{kind}"' for kind in ("update", "evaluation"))
+    wanted = (line for line in read_lines(directory.metrics) if line.startswith(kinds))
+    events = [event for line in wanted if (event := _event(line)) is not None]
     evaluations: dict[str, dict[str, Interval]] = {}
     for event in events:
         if event["event"] == "evaluation":

@@ -23,6 +23,7 @@ from dart.coordinator.run import Interrupted, Run
 from dart.coordinator.sampling.evaluation import settings_of
 from dart.coordinator.start import MOST_UNWRITTEN_EVENTS, Start, starting_point
 from dart.coordinator.summary import write_json
+from dart.core.json_text import to_json
 from dart.errors import UserError
 from dart.inspection.condition import go_on
 from dart.job import Job, Train
@@ -35,7 +36,7 @@ from dart.processes.settings import collect_seldom, ending_signals, watch_parent
 from dart.rundir import Guard, RunDirectory
 from dart.store.database import Database
 from dart.store.lock import Hold
-from dart.store.records import RunKind, RunState
+from dart.store.records import Event, RunKind, RunState
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,9 @@ async def _run(wanted: JobRun, hold: Hold) -> dict[str, Any] | None:
             peak = trainer_peak(wanted.config, wanted.job) if wanted.local else None
             run = Run(wanted.config, wanted.directory, database, wanted.job, start, guard, peak)
             beside = _dashboard(wanted)
-        except Exception:  # whatever it is, it ends the run, which would be "running" in the database for ever
+        except Exception as error:  # whatever it is, it ends the run, which would be "running" in the database for ever
+            why = Event(start.first_event, time.time(), "failed", to_json({"why": str(error)}))
+            await database.append_events([why])
             await database.set_run_state(RunState.FAILED, time.time())
             raise
         loop = asyncio.get_running_loop()

@@ -104,7 +104,9 @@ def _listening(directory: RunDirectory, host: str, port: int) -> tuple[str, ...]
 
     One without a port of its own takes the one that it had before, if that is still free: workers redial it.
     """
-    secrets.prepare(directory.secrets, host)
+    directory.path.mkdir(parents=True, exist_ok=True)
+    with directory.lock():  # a coordinator that works there keeps its certificate
+        secrets.prepare(directory.secrets, host)
     if port == 0 and directory.address.is_file():
         before, _, number = directory.told_address().rpartition(":")
         port = int(number) if before.strip("[]") == host.strip("[]") and _is_free(host, int(number)) else 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -29,7 +29,8 @@ class Library:
         self._open: OrderedDict[str, Inspector] = OrderedDict()
         self._used = Counter[Inspector]()
         """How many callers of `run` use each now."""
-        self._opening = asyncio.Lock()
+        self._opening = defaultdict[str, asyncio.Lock](asyncio.Lock)
+        """By run: one that is copied and migrated, or whose server does not answer, holds up no other."""
         self._rows: list[RunRow] = []
         self._kept: Kept = {}
         self._listed = float("-inf")
@@ -46,11 +47,10 @@ class Library:
 
     async def _close_renamed(self) -> None:
         """Another run of the same name may have come, and has the id of one that is open."""
-        async with self._opening:
-            for row in self._rows:
-                found = self._open.get(row.id)
-                if found is not None and str(found.files.directory.path) != row.directory:
-                    await self._forget(row.id)
+        for row in self._rows:
+            found = self._open.get(row.id)
+            if found is not None and str(found.files.directory.path) != row.directory:
+                await self._forget(row.id)
 
     @asynccontextmanager
     async def run(self, run_id: str) -> AsyncIterator[Inspector]:
@@ -66,25 +66,28 @@ class Library:
 
     async def _opened(self, run_id: str) -> Inspector:
         """The run, in use. Also closes what was asked for longest ago, where too many are open that nobody uses."""
-        async with self._opening:
+        async with self._opening[run_id]:
             found = self._open.get(run_id)
-            if found is not None and await asyncio.to_thread(found.files.outdated):
-                await self._forget(run_id)
-                found = None
+            if found is not None:
+                self._used[found] += 1  # so that nobody closes it meanwhile
+                if await asyncio.to_thread(found.files.outdated):
+                    self._used -= Counter([found])
+                    await self._forget(run_id)
+                    found = None
             if found is None:
                 found = await Inspector.open(self._directory(run_id), run_id)
-                self._open[run_id] = found
+                self._used[found] += 1
+            self._open[run_id] = found
             self._open.move_to_end(run_id)
-            self._used[found] += 1
-            unused = [name for name, one in self._open.items() if not self._used[one]]
-            for name in unused[: max(0, len(self._open) - MOST_OPEN)]:
-                await self._forget(name)
+        unused = [name for name, one in self._open.items() if not self._used[one]]
+        for name in unused[: max(0, len(self._open) - MOST_OPEN)]:
+            await self._forget(name)
         return found
 
     async def _forget(self, run_id: str) -> None:
         """Whoever asks for the run from now on has it opened anew; those who use it now close it at the end."""
-        found = self._open.pop(run_id)
-        if not self._used[found]:
+        found = self._open.pop(run_id, None)
+        if found is not None and not self._used[found]:
             await found.close()
 
     def _directory(self, run_id: str) -> RunDirectory:
@@ -94,10 +97,9 @@ class Library:
         return found
 
     async def close(self) -> None:
-        async with self._opening:
-            while self._open:
-                _, inspector = self._open.popitem()
-                await inspector.close()
+        while self._open:
+            _, inspector = self._open.popitem()
+            await inspector.close()
 
 
 def check_paths(paths: Sequence[Path]) -> None:

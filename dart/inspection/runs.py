@@ -109,7 +109,7 @@ async def _row(id: str, directory: RunDirectory, kept: Kept) -> RunRow:
         return _unreadable(id, directory, str(error))
     finally:
         await files.close()
-    if files.migrated:
+    if files.migrated or (row.state != RunState.RUNNING and directory.place.database is None):
         kept[directory.path] = now, row
     return row
 

@@ -63,6 +63,8 @@ def _rows(connection: Connection, run_id: str, suite: str = "", name: str = "") 
         own += [_c.suite == suite, _c.task_name == name]
         own_groups += [_g.suite == suite, _g.task_name == name]
     totals = {(row["suite"], row["task_name"]): row for row in connection.execute(_totals(own, kind)).mappings()}
+    trains = kind == GroupKind.TRAINING
+    collected = _collected(connection, own) if trains else {}
     recent = _recent(connection, own_groups, kind)
     found = []
     for group in connection.execute(_last_groups(own_groups)).mappings():
@@ -79,12 +81,23 @@ def _rows(connection: Connection, run_id: str, suite: str = "", name: str = "") 
                 rollouts=group["planned"],
                 step_limit=last["step_limit"],
                 plan=group["plan"],
-                pooled=int(total["pooled"] or 0) if total and kind == GroupKind.TRAINING else 0,
+                pooled=(int(total["pooled"] or 0) if total else 0) + collected.get(key, 0) if trains else 0,
                 copies=int(total["copies"] or 0) if total else 0,
                 last_finished=total["last"] if total else None,
             )
         )
     return sorted(found, key=lambda row: (row.suite, row.name))
+
+
+def _collected(connection: Connection, own: Sequence[ColumnElement[bool]]) -> dict[tuple[str, str], int]:
+    """By task, the successes of `curation.pool.sources` that the pool may use."""
+    groups = select(_g.id).where(_g.kind == GroupKind.COLLECTED)
+    wanted = (
+        select(_c.suite, _c.task_name, func.count())
+        .where(*own, _c.success, _c.screenshots_kept, _c.pooled_from == "", _c.group_id.in_(groups))
+        .group_by(_c.suite, _c.task_name)
+    )
+    return {(suite, name): count for suite, name, count in connection.execute(wanted)}
 
 
 def _of_kind(kind: str) -> ColumnElement[bool]:

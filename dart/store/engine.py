@@ -21,6 +21,15 @@ T = TypeVar("T")
 
 _DRIVERS = {"sqlite+aiosqlite": "sqlite", "postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg"}
 _SEARCH_PATH = "-csearch_path="
+_ANSWERS = {
+    "connect_timeout": 10,
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 60_000,  # milliseconds
+}
+"""When a PostgreSQL server counts as away: by the system's own settings that takes a quarter of an hour, or two hours.
+What the URL says goes before it."""
 _AWAY_SECONDS = 1.0
 """Between two tries to reach a PostgreSQL server that was reached before."""
 BUSY_SECONDS = 5
@@ -188,7 +197,10 @@ def server_engine(url: URL, connections: int, *, read_only: bool = False) -> Eng
     """
     settings = {"isolation_level": "REPEATABLE READ", "execution_options": {"postgresql_readonly": True}}
     try:
-        return create_engine(url, pool_size=connections, max_overflow=0, **(settings if read_only else {}))
+        connect_args = {name: value for name, value in _ANSWERS.items() if name not in url.query}
+        return create_engine(
+            url, pool_size=connections, max_overflow=0, connect_args=connect_args, **(settings if read_only else {})
+        )
     except (NoSuchModuleError, ModuleNotFoundError) as error:
         raise UserError(
             f"database {shown(url)}: {error}: install its driver (the extra postgres), or use sqlite:///path/to/dart.db"

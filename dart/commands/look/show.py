@@ -6,7 +6,7 @@ import asyncio
 import io
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
@@ -51,7 +51,7 @@ async def _show(options: ShowOptions) -> None:
         detail = await inspector.trajectory(options.trajectory or await _newest(inspector))
         steps = _chosen(detail, options.step)
         if options.as_json:
-            click.echo(TypeAdapter(TrajectoryDetail).dump_json(detail))
+            click.echo(TypeAdapter(TrajectoryDetail).dump_json(replace(detail, steps=steps)))
             return
         draw = _pictures(options.images)
         console = Console(highlight=False)
