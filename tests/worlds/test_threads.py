@@ -105,7 +105,7 @@ async def test_a_world_closes_after_the_calls_that_are_under_way() -> None:
     assert Busy.closed.is_set()
 
 
-class Slow(Env):
+class Lingering(Env):
     """Its close takes until `go` is set."""
 
     go, closings = asyncio.Event(), list[str]()
@@ -127,14 +127,14 @@ class Slow(Env):
 
 async def test_a_close_that_is_cut_off_is_done_again_at_the_end() -> None:
     """At the end of a run environments are being disposed of, whose machines would be left."""
-    world = make(Slow)
+    world = make(Lingering)
     await world.start(WorldOptions(), (1, 1))
     env = await world.lease()
     disposing = asyncio.create_task(world.dispose(env))
     await asyncio.sleep(0)
     disposing.cancel()
     await asyncio.wait({disposing})
-    assert Slow.closings == ["begun"]
-    Slow.go.set()
+    assert Lingering.closings == ["begun"]
+    Lingering.go.set()
     await world.close()
-    assert Slow.closings == ["begun", "begun", "over"]
+    assert Lingering.closings == ["begun", "begun", "over"]

@@ -141,7 +141,7 @@ async def an_episode(role: EnvRole) -> None:
         ("reset", Observation(PICTURE), "without an instruction: nothing says what the task is"),
         ("reset", Observation(PICTURE, "do it", done=True), "reset returned an Observation that is done"),
         ("act", Observation(Image("abc", "image/png", 1, 1)), "Act cannot be answered with what the world returned"),  # type: ignore[arg-type]
-        ("act", Observation(PICTURE, reward="much"), "returned (TypeError: must be real number, not str)"),  # type: ignore[arg-type]
+        ("act", Observation(PICTURE, reward="much"), "whose reward is 'much' (str), where a number is expected"),  # type: ignore[arg-type]
         ("judge", None, "judge returned None (NoneType), where a Verdict is expected"),
         ("judge", 1.0, "judge returned 1.0 (float), where a Verdict is expected"),
         ("suggest", "click", "suggest returned 'click' (str), where an action"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import reprlib
 from dataclasses import replace
+from numbers import Real
 
 from dart.core.action import Action
 from dart.core.cutting import encodable
@@ -19,6 +20,8 @@ def observed(verb: str, value: object) -> Observation:
     """The observation that `reset` or `act` returned. Raises EnvironmentFailure."""
     if not isinstance(value, Observation):
         raise _wrong(f"{verb} returned", value, "an Observation")
+    if not isinstance(value.reward, Real):
+        raise _wrong(f"{verb} returned an Observation whose reward is", value.reward, "a number")
     seen = replace(
         value,
         image=_image(f"{verb} returned an Observation whose image is", value.image),

@@ -115,7 +115,7 @@ async def test_updates_that_were_not_saved_are_made_again_although_the_run_has_h
 ) -> None:
     """Else the run would end at once, with the weights of an old checkpoint."""
     config, save = killed_run.settings(8), Training._save
-    stop = config.stop.model_copy(update={"updates": None, "env_steps": 200})
+    stop = config.stop.model_copy(update={"updates": None, "env_steps": 600})
     seldom = config.checkpoint.model_copy(update={"every_updates": 1000})
     monkeypatch.setattr(
         killed_run, "settings", lambda *_: config.model_copy(update={"stop": stop, "checkpoint": seldom})

@@ -299,11 +299,11 @@ def test_what_cannot_be_trained_leaves_the_weights_alone(folder: Path) -> None:
     before = trainer.snapshot()
     samples = mixed(groups=1)
     count, tokens = totals(samples)
-    with pytest.raises(SampleError, match="should have"):
+    with pytest.raises(SampleError, match="but the batch has"):
         trainer.update(samples[1:], count, tokens)
-    with pytest.raises(SampleError, match="should have"):
+    with pytest.raises(SampleError, match="but the batch has"):
         trainer.update([], 0, 1)
-    with pytest.raises(SampleError, match="too few"):
+    with pytest.raises(SampleError, match="got 0 samples"):
         trainer.update([], 0, 0)
     bad = mixed(groups=1)
     bad[-1].prompt_token_ids.insert(2, 6)
