@@ -305,7 +305,7 @@ def test_the_coordinator_is_ended_no_sooner_than_its_checkpoint_may_take() -> No
         driver.processes[name].actor, driver.processes[name].running = actor, True
         driver._stop(driver.processes[name])
     given = {awaited.process.name: seconds for seconds, awaited in driver._pending.items()}
-    assert given == {"coordinator": 630.0, "env-0": 10.0}
+    assert given == {"coordinator": 630.0, "env-0": 60.0}
 
 
 def test_client_certificates_are_refused(tmp_path: Path) -> None:

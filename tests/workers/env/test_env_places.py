@@ -302,7 +302,7 @@ async def test_one_that_cannot_be_used_once_others_have_been_is_only_one() -> No
         ({"kind": "hosting.worlds:Script"}, "Script is not a World, Env or SyncEnv of dart.worlds"),
         ({"kind": "hosting.worlds:Nothing"}, "Nothing does not exist in"),
         ({"kind": "dart.worlds:SyncEnv"}, "SyncEnv lacks act, judge, reset"),
-        ({"kind": "waa"}, "or a class of yours"),
+        ({"kind": "waa"}, "or module:Class for one of your own"),
     ],
 )
 async def test_a_bad_config_is_one_message(changes: dict[str, object], message: str) -> None:

@@ -201,7 +201,7 @@ def test_a_machine_whose_own_name_is_loopback_has_an_address_for_others(monkeypa
     """As in Debian's /etc/hosts. The end with the lower address listens, and 127.0.1.1 is every machine's own."""
     routes = {"node-1": "127.0.1.1", gloo.ELSEWHERE: "10.0.0.5", "127.0.0.1": "127.0.0.1", "node-2": "10.0.0.5"}
     monkeypatch.setattr(gloo, "_on_route", lambda host, port: routes[host])
-    own = {host: gloo._own_address(host, 1) for host in ("node-1", "node-2", "127.0.0.1")}
+    own = {host: gloo.own_address(host, 1) for host in ("node-1", "node-2", "127.0.0.1")}
     assert own == {"node-1": "10.0.0.5", "node-2": "10.0.0.5", "127.0.0.1": "127.0.0.1"}
 
     def no_network(host: str, port: int) -> str:
@@ -210,4 +210,4 @@ def test_a_machine_whose_own_name_is_loopback_has_an_address_for_others(monkeypa
         return routes[host]
 
     monkeypatch.setattr(gloo, "_on_route", no_network)
-    assert gloo._own_address("node-1", 1) == "127.0.1.1"
+    assert gloo.own_address("node-1", 1) == "127.0.1.1"

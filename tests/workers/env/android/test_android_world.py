@@ -199,7 +199,7 @@ def test_the_module_is_found_by_its_name_and_the_tasks_are_checked_before_a_run(
         ({"renew": "sh -c 'x"}, "correct its quotes"),
         ({"renew": "snapshot:"}, "names nothing to do"),
         ({"renew": ""}, "names nothing to do"),
-        ({"renew": "snapshot:a", "devices": ["10.0.0.5:5555"]}, "and not 10.0.0.5:5555: write a command"),
+        ({"renew": "snapshot:a", "devices": ["10.0.0.5:5555"]}, "and 10.0.0.5:5555 is elsewhere: write a command"),
         (
             {"renew": "snapshot:a", "devices": [{"serial": "emulator-5554", "adb_server": "127.0.0.1:5100"}]},
             "chooses the host by {adb_server} and runs there: adb -s emulator-5554 emu avd snapshot load a",
