@@ -204,7 +204,9 @@ class Trainer(Section):
         1e-8, gt=0.0, description="A larger value moves weights with tiny gradients, such as unused tokens' rows, less."
     )
     trajectories_per_update: Positive = Field(64, description="The fewest released trajectories that make a batch.")
-    minibatches: Positive = Field(1, description="Optimiser steps per batch.")
+    minibatches: Positive = Field(
+        1, description="Optimiser steps per batch; fewer where it makes fewer rows of steps that share a prefix."
+    )
     microbatch_tokens: Positive = Field(16384, description="The most tokens per forward pass, padding included.")
     sharding: Literal["none", "full"] | None = Field(
         None,

@@ -58,6 +58,7 @@ class Library:
         UserError for one that cannot be read."""
         inspector = await self._opened(run_id)
         try:
+            await self._close_unused()
             yield inspector
         finally:
             self._used -= Counter([inspector])
@@ -65,24 +66,23 @@ class Library:
                 await inspector.close()
 
     async def _opened(self, run_id: str) -> Inspector:
-        """The run, in use. Also closes what was asked for longest ago, where too many are open that nobody uses."""
+        """The run, in use from now on."""
         async with self._opening[run_id]:
-            found = self._open.get(run_id)
-            if found is not None:
-                self._used[found] += 1  # so that nobody closes it meanwhile
-                if await asyncio.to_thread(found.files.outdated):
-                    self._used -= Counter([found])
-                    await self._forget(run_id)
-                    found = None
+            known = self._open.get(run_id)
+            if known is not None and await asyncio.to_thread(known.files.outdated) and self._open.get(run_id) is known:
+                await self._forget(run_id)
+            found = self._open.get(run_id)  # others may have closed it meanwhile
             if found is None:
-                found = await Inspector.open(self._directory(run_id), run_id)
-                self._used[found] += 1
-            self._open[run_id] = found
+                found = self._open[run_id] = await Inspector.open(self._directory(run_id), run_id)
             self._open.move_to_end(run_id)
+            self._used[found] += 1
+        return found
+
+    async def _close_unused(self) -> None:
+        """Close what was asked for longest ago, where too many are open that nobody uses."""
         unused = [name for name, one in self._open.items() if not self._used[one]]
         for name in unused[: max(0, len(self._open) - MOST_OPEN)]:
             await self._forget(name)
-        return found
 
     async def _forget(self, run_id: str) -> None:
         """Whoever asks for the run from now on has it opened anew; those who use it now close it at the end."""

@@ -215,7 +215,7 @@ class Env(Plug, ABC):
 
     async def close(self) -> None:
         """Release everything, also after a failure. Called by `World.dispose` and `World.close`: by both if the first
-        was cancelled."""
+        failed or was cancelled."""
 
 
 class SyncEnv(Plug, ABC):

@@ -126,15 +126,8 @@ class _OneEach(World):
         return env
 
     async def dispose(self, env: Env) -> None:
-        """One whose closing is cut off, because its time or the run is over, is left for `close`."""
-        if isinstance(env, Threaded):  # its thread goes on closing it
-            self._leased.remove(env)
-            return await env.close()
-        try:
-            await env.close()
-        except Exception:
-            self._leased.remove(env)
-            raise
+        """One whose closing fails, or is cut off because its time or the run is over, is left for `close`."""
+        await env.close()
         self._leased.remove(env)
 
     async def close(self) -> None:

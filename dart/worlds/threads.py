@@ -99,6 +99,7 @@ class Threaded(Env):
     def __init__(self, thread: _Thread, env: SyncEnv) -> None:
         super().__init__(env.options, env.screen)
         self._thread, self.env = thread, env
+        self._closes = False
 
     @classmethod
     async def start(cls, make: Callable[[], SyncEnv], name: str) -> Threaded:
@@ -141,7 +142,11 @@ class Threaded(Env):
         return await self._thread.call(self.env.suggest)
 
     async def close(self) -> None:
-        """Waits until the environment has closed, unless its thread hangs: then it closes once the thread is free."""
+        """Waits until the environment has closed, unless its thread hangs: then it closes once the thread is free. Does
+        nothing the second time: what has begun goes on, though nobody waits."""
+        if self._closes:
+            return
+        self._closes = True
         try:
             if self._thread.waiting:
                 self._thread.put(self.env.close)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 MOST_KNOWN_TEXTS = 512
-"""Texts whose ids are kept; a page's accessibility tree has up to some 5,000 of them."""
+"""Texts whose ids are kept. An accessibility tree has up to some 5,000 ids."""
 
 
 class PromptEncoder:

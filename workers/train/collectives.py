@@ -46,8 +46,9 @@ def largest(values: Sequence[float], device: torch.device) -> list[float]:
     return _reduce(values, device, dist.ReduceOp.MAX)
 
 
-def join() -> PartialState:
-    """This process among the ranks, and what all of them compute with. Raises UserError for GPUs that torch cannot use.
+def init() -> PartialState:
+    """Make this process a rank: its process group, and the settings of torch that all ranks share. Raises UserError for
+    GPUs that torch cannot use.
 
     vLLM, which sends weights over NCCL, switches cuDNN's attention off in the whole process when it is imported. Ranks
     that differ in it wait for the slowest, so all of them have torch's default.

@@ -35,6 +35,7 @@ from dart.workers.train.errors import (
     TrainError,
     UnknownScreenshotError,
 )
+from dart.workers.train.passes.pace import release_memory
 from dart.workers.train.senders import Senders, Snapshots, Weights
 from dart.workers.train.trainer import Trainer
 from dart.workers.weights.transfer import TransferError, load_nccl, spec_of, specs_to_proto
@@ -130,8 +131,7 @@ class TrainRole:
         self._begun = None
         # A model is in reference cycles, and the next one needs its memory.
         gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        release_memory()
 
     async def _train(self, page: pb.TrainBatch) -> pb.Trained | None:
         key = (page.assignment.assignment_id, page.assignment.attempt)

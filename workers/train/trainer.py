@@ -65,7 +65,7 @@ class Trainer:
         self.recipe = loss_recipe(settings.loss)
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
-        self.state = collectives.join()
+        self.state = collectives.init()
         self.device = collectives.take(self.state.device)
         # An adapter belongs to the weights that the run began with; those of its checkpoints have it merged into them.
         self.folder = (None if settings.lora else config.resume_from) or config.model.folder

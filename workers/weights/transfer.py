@@ -85,7 +85,7 @@ def make_sender(transport: str, timeout_seconds: float = 120.0) -> Sender:
 
 def load_nccl() -> None:
     """Import what the sender over NCCL needs; if that fails, `make_sender` says why in time."""
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(Exception):  # of any vLLM's making; it costs a transfer, not the trainer
         importlib.import_module("dart.workers.weights.nccl")
 
 
