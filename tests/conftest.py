@@ -25,6 +25,7 @@ def temporary_folder_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Ite
         tempfile.TemporaryDirectory(prefix="dt-", ignore_cleanup_errors=True) as folder,  # short: sockets lie below it
         pytest.MonkeyPatch.context() as patch,
     ):
+        os.chmod(folder, 0o711)
         patch.setenv("TMPDIR", folder)
         patch.setattr(tempfile, "tempdir", None)
         yield
