@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import tempfile
 from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -25,7 +26,7 @@ def temporary_folder_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Ite
         tempfile.TemporaryDirectory(prefix="dt-", ignore_cleanup_errors=True) as folder,  # short: sockets lie below it
         pytest.MonkeyPatch.context() as patch,
     ):
-        os.chmod(folder, 0o711)
+        Path(folder).chmod(0o711)
         patch.setenv("TMPDIR", folder)
         patch.setattr(tempfile, "tempdir", None)
         yield
