@@ -26,7 +26,7 @@ def temporary_folder_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Ite
         tempfile.TemporaryDirectory(prefix="dt-", ignore_cleanup_errors=True) as folder,  # short: sockets lie below it
         pytest.MonkeyPatch.context() as patch,
     ):
-        Path(folder).chmod(0o711)
+        Path(folder).chmod(0o711)  # PostgreSQL, which does not run as root, has its folder below it
         patch.setenv("TMPDIR", folder)
         patch.setattr(tempfile, "tempdir", None)
         yield
