@@ -116,8 +116,7 @@ async def condition(files: RunFiles) -> RunStatus:
             return RunStatus(True, status, (*lines, *quarantine_lines(status.quarantined)))
         refused = refused or (no_answer(record.control_address),)
     ended = await how_it_ended(files)
-    updates = await newest_events(files, "update")
-    figures = Figures.from_json(json.loads(updates[0].json)) if updates else Figures()
+    figures = await last_figures(files) or Figures()
     # A process that was killed recorded no end: its last event is the nearest to one.
     last = time.time() if state == RunState.RUNNING else ended.last_event and ended.last_event.unix_seconds
     elapsed = max(0.0, (record.finished or last or record.started) - record.started)
@@ -185,11 +184,8 @@ class Ended:
 
 async def read_ended(directory: RunDirectory) -> Ended:
     """Read how the run ended from its database. Raises UserError when that cannot be read."""
-    files = await RunFiles.open(directory)
-    try:
+    async with await RunFiles.open(directory) as files:
         return await how_it_ended(files)
-    finally:
-        await files.close()
 
 
 async def how_it_ended(files: RunFiles) -> Ended:
@@ -227,6 +223,12 @@ async def newest_events(files: RunFiles, kind: str = "", limit: int = 1, after: 
         wanted = wanted.where(c.kind == kind)
     rows = await files.rows(wanted.order_by(c.sequence.desc()).limit(limit))
     return [Event(row["sequence"], row["unix_seconds"], row["kind"], row["json"]) for row in rows]
+
+
+async def last_figures(files: RunFiles) -> Figures | None:
+    """The run's figures as of its last update; None before the first."""
+    updates = await newest_events(files, "update")
+    return Figures.from_json(json.loads(updates[0].json)) if updates else None
 
 
 async def last_sequence(files: RunFiles) -> int:

@@ -64,7 +64,7 @@ def _identity(directory: RunDirectory) -> object:
 
 
 class RunFiles:
-    """One run, to be read. Create it with `open` and end it with `close`."""
+    """One run, to be read: `async with await RunFiles.open(directory) as files`."""
 
     def __init__(
         self, directory: RunDirectory, file: Path, copied: tempfile.TemporaryDirectory[str] | None = None
@@ -162,6 +162,12 @@ class RunFiles:
     @property
     def _shown(self) -> str:
         return self.directory.shown_database
+
+    async def __aenter__(self) -> RunFiles:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.close()
 
     async def close(self) -> None:
         await asyncio.get_running_loop().run_in_executor(None, self._threads.shutdown)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import sqlite3
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,7 @@ from dart.inspection.wording import details, quiet_line, stall_lines
 from dart.rundir import RunDirectory
 from dart.store.records import Event, RunState
 
+OLD = Path(__file__).parents[1] / "store" / "schema_0002.sql"
 HUNG = {
     "kind": "trainer",
     "waits": "update 3",
@@ -123,6 +126,19 @@ async def test_a_finished_run_has_nothing_to_explain(tmp_path: Path, capsys: pyt
     events: list[tuple[str, dict[str, JSON]]] = [("stalled", HUNG), ("phase", {"phase": "finished"})]
     said = await in_thread(await left_behind(tmp_path, events, RunState.FINISHED), capsys)
     assert said.startswith("run-1: finished\n") and "stalled for" not in said and "--resume" not in said
+
+
+def test_a_run_of_an_older_dart_is_told_of_and_stays_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunDirectory(tmp_path)
+    with closing(sqlite3.connect(run.database)) as connection:
+        connection.executescript(OLD.read_text(encoding="utf-8"))
+    before = run.database.read_bytes()
+    for show in (status, why):
+        show(StatusOptions(run.path))
+        assert "old" in capsys.readouterr().out
+    assert run.database.read_bytes() == before
 
 
 async def test_a_coordinator_that_does_not_answer_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

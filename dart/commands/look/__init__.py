@@ -1,1 +1,1 @@
-"""Commands that look at a run, live or past. `status` and `why` migrate an older database; nothing else is changed."""
+"""Commands that look at a run, live or past, and change nothing in its directory."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import sys
 import time
 from dataclasses import asdict, dataclass, replace
@@ -22,7 +21,17 @@ from dart.core.evaluation.documents import ByDecoding, Success
 from dart.core.json_text import JSON, to_json
 from dart.core.status import Figures, Status
 from dart.errors import UserError
-from dart.inspection.condition import ask, check_one, clock, go_on, no_answer, own_certificate, own_token
+from dart.inspection.condition import (
+    ask,
+    check_one,
+    clock,
+    go_on,
+    last_figures,
+    no_answer,
+    own_certificate,
+    own_token,
+)
+from dart.inspection.opening import RunFiles
 from dart.inspection.pace import Pace
 from dart.inspection.records import RunRow
 from dart.inspection.runs import rows_of, run_directories
@@ -69,8 +78,8 @@ async def find(options: StatusOptions) -> Found:
             )
         return Found(answer, None)
     directory = RunDirectory.chosen(options.run)
-    async with await directory.open() as database:
-        record = await database.run()
+    async with await RunFiles.open(directory) as files:
+        record = await files.record()
     if directory.state(record) == RunState.RUNNING and record.control_address:
         certificate = options.tls_ca or own_certificate(record)
         answer = await ask(record.control_address, certificate, own_token(record))
@@ -124,10 +133,8 @@ async def _watch(options: StatusOptions) -> None:
 
 
 async def _read(directory: RunDirectory) -> tuple[RunRecord, Figures | None]:
-    """The run, and its figures as of the last update; None before the first."""
-    async with await directory.open() as database:
-        last = await database.newest_events("update")
-        return await database.run(), Figures.from_json(json.loads(last[0].json)) if last else None
+    async with await RunFiles.open(directory) as files:
+        return await files.record(), await last_figures(files)
 
 
 def _document(status: Status) -> dict[str, JSON]:
