@@ -36,6 +36,9 @@ from dart.store.records import RunRecord, run_from_row
 T = TypeVar("T")
 
 READERS = 4
+LIVE = "mode=ro"
+AS_IT_IS = "mode=ro&immutable=1"
+"""SQLite does not notice then that the file changes."""
 BUSY_SECONDS = 5.0
 MEDIA_TYPES = {b"\x89PNG": "image/png", b"\xff\xd8\xff": "image/jpeg", b"RIFF": "image/webp", b"GIF8": "image/gif"}
 """The first bytes of the pictures that a browser is given."""
@@ -55,11 +58,14 @@ def state_of(directory: RunDirectory) -> object:
     return is_held(directory.lock_file), found
 
 
-def _identity(directory: RunDirectory) -> object:
-    """Device and inode of the database's file, which change when it is replaced; None if it is not there."""
+def _identity(directory: RunDirectory, *, changes: bool) -> object:
+    """Device and inode of the database's file, which change when it is replaced; None if it is not there.
+
+    With `changes`, also its time and size, which change when it is written to.
+    """
     with suppress(OSError):
         status = directory.database.stat()
-        return status.st_dev, status.st_ino
+        return status.st_dev, status.st_ino, *((status.st_mtime_ns, status.st_size) if changes else ())
     return None
 
 
@@ -77,10 +83,10 @@ class RunFiles:
         """What is unusual about the files, a sentence each."""
         self.run_id = ""
         self._copied = copied
-        self._then = self._now()
         self._screenshots = files_at(directory.screenshots)
         self._threads = ThreadPoolExecutor(READERS, thread_name_prefix="inspection")
-        self._mode = "mode=ro"
+        self._mode = LIVE
+        self._then = self._now()
         self._server = directory.place.url()
         self._engine = (
             server_engine(self._server, READERS, read_only=True)
@@ -150,10 +156,12 @@ class RunFiles:
         return self._copied is not None
 
     def _now(self) -> object:
-        return state_of(self.directory) if self.migrated else _identity(self.directory)
+        if self.migrated:
+            return state_of(self.directory)
+        return _identity(self.directory, changes=self._mode == AS_IT_IS)
 
     def outdated(self) -> bool:
-        """What is read here is not the run that the directory has now: a copy of how it was, or one that was removed.
+        """What is read here is not the run that the directory has now: how it was earlier, or one that was removed.
 
         Where the database is elsewhere, it is never.
         """
@@ -180,11 +188,12 @@ class RunFiles:
         try:
             return self._connected(f"{uri}?{self._mode}")
         except sqlite3.OperationalError:
-            if self._mode != "mode=ro":
+            if self._mode != LIVE:
                 raise
         # The index of the write-ahead log cannot be made in a folder that is read-only.
-        connection = self._connected(f"{uri}?mode=ro&immutable=1")
-        self._mode = "mode=ro&immutable=1"
+        connection = self._connected(f"{uri}?{AS_IT_IS}")
+        self._mode = AS_IT_IS
+        self._then = self._now()
         log = file.with_name(f"{file.name}-wal")
         if log.is_file() and log.stat().st_size:
             self.notes.append(

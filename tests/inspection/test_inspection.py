@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import sqlite3
 import subprocess
@@ -220,6 +221,22 @@ async def test_a_run_of_an_older_schema_is_shown_from_a_copy(tmp_path: Path) -> 
         assert (await it.trajectories()).rows
         assert await it.tasks()
     assert old.database.read_bytes() == before
+
+
+async def test_a_run_in_a_folder_that_cannot_be_written_to_is_opened_anew_when_it_changes(tmp_path: Path) -> None:
+    run = of_an_older_dart(tmp_path / "run")
+    async with await run.open_to_work():
+        pass
+    index = run.database.with_name(f"{run.database.name}-shm")
+    index.symlink_to(tmp_path / "none" / "index")  # SQLite cannot make the index of the write-ahead log
+    async with await opening.RunFiles.open(run) as files:
+        assert (await files.record()).name == "old" and not files.outdated()
+        os.utime(run.database, (1, 1))  # as if written to by another process
+        assert files.outdated()
+    index.unlink()
+    execute(run, ("update runs set name = 'changed'", ()))
+    async with await opening.RunFiles.open(run) as files:
+        assert (await files.record()).name == "changed" and not files.outdated()
 
 
 async def test_the_list_reads_a_run_of_an_older_schema_once_until_it_changes(
