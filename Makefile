@@ -55,7 +55,7 @@ references: build/references/installed ## Install verl and trl, whose equations 
 # with these files. Does nothing where they are there already.
 gpu-files: $(VENV)/installed ## Fetch the files of the GPU version of vLLM that the weight transfer is tested with.
 	@$(PY) tests/support/vllm_alone/fetch.py build/vllm-gpu \
-	  || echo "the package index gives no parts of a wheel: the tests that need these files are skipped"
+	  || echo "the package index does not give vLLM's wheel: the tests that need these files are skipped"
 
 # In their own environment: the project needs none of them. benchmarks.transport reports which could not be installed.
 PEERS := torch==2.13.0 ray==2.60.0 TransferQueue==0.1.11 pyzmq==27.3.0 numpy uvloop

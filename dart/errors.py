@@ -14,6 +14,17 @@ class UserError(Exception):
         self.exit_code = exit_code
 
 
+class ProcessLost(UserError):
+    """What the run needs has ended, or hangs: new processes can continue the run from its last checkpoint.
+
+    `why`: the message without that remedy, for those who apply it themselves.
+    """
+
+    def __init__(self, why: str, *, exit_code: int = 2) -> None:
+        super().__init__(f"{why}; all finished work is kept, and --resume continues from it", exit_code=exit_code)
+        self.why = why
+
+
 def first_of(errors: BaseException) -> BaseException:
     """The first error in nested exception groups that is not a group itself."""
     while isinstance(errors, BaseExceptionGroup):

@@ -151,7 +151,7 @@ async def _finished(wanted: JobRun, database: Database) -> dict[str, Any] | None
 
 
 async def _resumed(wanted: JobRun, database: Database) -> Start:
-    await _check_vocabulary(wanted, database)
+    await _check_model(wanted, database)
     start = await starting_point(
         database,
         wanted.directory,
@@ -210,16 +210,21 @@ def _decisive(recorded: Mapping[str, Any]) -> dict[str, object]:
     return settings_of(recorded) | chosen
 
 
-async def _check_vocabulary(wanted: JobRun, database: Database) -> None:
-    """Raises UserError if the run's tokens mean something else to the model of the config."""
-    before = (await database.run()).config
-    if not wanted.job.model or before.get("vocabulary") in (None, vocabulary_digest(wanted.config.model.folder)):
-        return
-    raise UserError(
-        f"model.path is {wanted.config.model.path}, whose vocabulary is not that of the run in "
-        f"{wanted.directory.path}, which was begun with {before['model']['path']}: continue it with that, or begin a "
-        "new run"
-    )
+async def _check_model(wanted: JobRun, database: Database) -> None:
+    """Raises UserError if the run's tokens mean something else to the model of the config. Says so where another model
+    becomes the reference policy."""
+    before, path = (await database.run()).config, wanted.config.model.path
+    if before.get("vocabulary") not in (None, vocabulary_digest(wanted.config.model.folder)):
+        raise UserError(
+            f"model.path is {path}, whose vocabulary is not that of the run in {wanted.directory.path}, which was "
+            f"begun with {before['model']['path']}: continue it with that, or begin a new run"
+        )
+    if path != before["model"]["path"] and wanted.config.trainer.loss.kl_coefficient:
+        click.echo(
+            f"warning: the reference policy is now {path}, and the run was begun with {before['model']['path']}: if "
+            "that is another model, and has not only moved, the KL term pulls the policy towards it from now on",
+            err=True,
+        )
 
 
 async def _begun(wanted: JobRun, database: Database) -> Start:
@@ -254,7 +259,8 @@ async def _launch(wanted: JobRun, run: Run, beside: Beside | None) -> None:
     else:
         click.echo(f"coordinator listens on {address}; start workers with --coordinator {address}")
     bound = wanted.config.retention.log_bytes
-    await Launcher(children, wanted.directory.logs, bound, run.hurry, partial(click.echo, err=True)).run()
+    say = partial(click.echo, err=True)
+    await Launcher(children, wanted.directory.logs, bound, run.hurry, say, run.launcher_failed).run()
     await asyncio.Event().wait()
 
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,10 @@ from dart.commands.running import JobRun, check_before, run_in_loop
 from dart.config import load
 from dart.coordinator.sampling.sources import POOL, SFT, check_sources
 from dart.core.evaluation.documents import ByDecoding
-from dart.errors import UserError
+from dart.errors import ProcessLost, UserError
 from dart.job import Train
 from dart.processes import secrets
+from dart.processes.launcher import MOST_RESTARTS
 from dart.rundir import RunDirectory
 from dart.store.elsewhere.place import check
 from dart.wire.channel import listen, listening_host
@@ -76,7 +77,7 @@ def train(options: TrainOptions) -> None:
         either=given is not None,
         parent_watch=options.parent_watch,
     )
-    summary = run_in_loop(wanted)
+    summary = _to_the_end(wanted)
     if summary is None:
         sys.exit(130)
     from dart.commands.plot import learning_curve
@@ -87,6 +88,32 @@ def train(options: TrainOptions) -> None:
 
         last_words(directory, config.tracking.to)
     report(summary, directory.path, picture)
+
+
+def _to_the_end(wanted: JobRun) -> dict[str, Any] | None:
+    """As `run_in_loop`. With local workers, a run whose trainer was lost, or that hangs, is resumed with new processes,
+    at most MOST_RESTARTS times in a row without a new checkpoint. Raises UserError."""
+    restarts = 0
+    while True:
+        before = _checkpoints(wanted.directory)
+        try:
+            return run_in_loop(wanted)
+        except ProcessLost as error:
+            if _checkpoints(wanted.directory) - before:
+                restarts, wanted = 0, replace(wanted, initial_weights=False)
+            if not wanted.local or restarts == MOST_RESTARTS:
+                raise
+            restarts += 1
+            click.echo(
+                f"{error.why}; the run is resumed from its last checkpoint (attempt {restarts} of {MOST_RESTARTS}, "
+                "counted anew from the next checkpoint on)",
+                err=True,
+            )
+            wanted = replace(wanted, resume=True)
+
+
+def _checkpoints(directory: RunDirectory) -> set[Path]:
+    return set(directory.checkpoints.glob("v*"))
 
 
 def _directories(options: TrainOptions) -> tuple[RunDirectory | None, RunDirectory | None]:

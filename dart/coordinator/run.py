@@ -32,7 +32,7 @@ from dart.coordinator.service.control import ControlService
 from dart.coordinator.service.housekeeping import Housekeeping
 from dart.coordinator.service.journal import Journal
 from dart.coordinator.service.status import Activity, StatusBoard
-from dart.coordinator.service.watching import Sampled, Watch
+from dart.coordinator.service.watching import Sampled, Stalled, Watch
 from dart.coordinator.start import Start
 from dart.coordinator.summary import about, training_summary, write_json
 from dart.coordinator.training.meter import Meter
@@ -167,15 +167,14 @@ class Run:
 
     def _while_training(self, lever: str) -> None:
         """Raises UserError unless the run is in its training phase."""
-        if self.progress.phase != "training":
-            raise UserError(f"the run is {self.progress.phase}: {lever} works only while it is training")
+        if self.progress.phase != "training" or not self._training.taken_up:
+            doing = "about to train" if self.progress.phase == "training" else self.progress.phase
+            raise UserError(f"the run is {doing}: {lever} works only while it is training")
 
     def pause(self, paused: bool) -> None:
         """Raises UserError while the run is not training; so do the methods below."""
         self._while_training("pause" if paused else "resume")
-        self.progress.paused = paused
-        self.data.pause(paused)
-        self.journal.event("paused" if paused else "resumed")
+        self._training.pause(paused)
 
     def drain(self) -> None:
         """End the run as if its last update were done."""
@@ -194,7 +193,7 @@ class Run:
     async def checkpoint(self) -> tuple[str, int]:
         """Save the weights now."""
         self._while_training("checkpoint")
-        return await self._training.save()
+        return await self._training.checkpoint()
 
     def status(self) -> Status:
         return self._board.status()
@@ -259,18 +258,24 @@ class Run:
         try:
             await launch
         except Exception as error:
-            self._launcher_failed = error  # the work that this cancels does not see it
+            self.launcher_failed(error)
             raise
+
+    def launcher_failed(self, error: Exception) -> None:
+        """This is why the run ends: the work sees only that workers leave, or that it is cancelled."""
+        self._launcher_failed = error
 
     async def work(self) -> dict[str, Any]:
         """The phases and, however they end, the last journal entries and Byes. It needs no listening server."""
         try:
             summary = await self._with_background()
         except Interrupted:
-            await self._end(RunState.INTERRUPTED)
+            await self._end(RunState.INTERRUPTED, save=True)
             raise
         except (Exception, asyncio.CancelledError) as error:
             await self._failed(self._launcher_failed or error)
+            if self._launcher_failed and isinstance(error, Exception):
+                raise self._launcher_failed from error
             raise
         await self._goodbye()
         return summary
@@ -358,8 +363,6 @@ class Run:
         self.journal.event("collected", **result)
         return result
 
-    # ---- workers ----
-
     def _blame_queue(self) -> None:
         """Record why no replica has capacity: all are full, one is in quarantine, or one takes weights."""
         cause = "the replicas are full"
@@ -390,12 +393,10 @@ class Run:
 
     async def _watch_trainer(self) -> None:
         await self.ranks.lost.wait()
-        raise TrainerLost(
-            "the trainer is gone: look at logs/train*.log in the run directory, then continue with --resume"
-        )
+        raise TrainerLost("the trainer is gone: look at logs/train*.log in the run directory")
 
     async def _goodbye(self) -> None:
-        """Tell every worker to end, and wait until all have."""
+        """Tell every worker to end, and wait up to GOODBYE_SECONDS until all have."""
         self.fleet.say_goodbye(goodbye(self.progress.phase))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(GOODBYE_SECONDS):
@@ -407,16 +408,16 @@ class Run:
         plain = isinstance(first, UserError | asyncio.CancelledError)
         with contextlib.suppress(OSError):
             self.journal.event("failed", why=str(first) if plain else f"{type(first).__name__}: {first}")
-        await self._end(RunState.FAILED)
+        await self._end(RunState.FAILED, save=isinstance(first, Stalled) and self.ranks.idle)
 
-    async def _end(self, state: RunState) -> None:
+    async def _end(self, state: RunState, *, save: bool) -> None:
         """Record the end and say goodbye, whatever happens to the last checkpoint."""
         was = self.progress.phase
         with contextlib.suppress(OSError):  # the rest has to be done even when the disk is full
             self._phase(state.value)
         self.database.wait_at_most(ENDING_PATIENCE_SECONDS)
         try:
-            if state is RunState.INTERRUPTED and was == "training":
+            if save and was == "training":
                 await self._save_last()
         finally:  # the launcher may fail meanwhile, which cancels this
             self._training.give_up()

@@ -19,6 +19,7 @@ SAMPLERS = ("env", "rollout")
 STALE = "dropped: stale"
 MOST_LOST, MOST_NAMED = 100, 3
 """How many lost workers of a role are remembered, and how many of them a stall names."""
+END_TRAINER = "if it hangs, end that process: `dart train` then resumes by itself, other runs need --resume"
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +180,7 @@ def _trainer(overdue: Overdue, scene: Scene) -> Stall:
     debtors = [scene.of(worker) for worker in scene.workers("train") if scene.of(worker).command]
     saves = any(one.command == "save_checkpoint" for one in debtors)
     what = "a checkpoint" if saves else f"update {scene.status.figures.counts.updates + 1}"
-    advice = "look at logs/train*.log; if it hangs, end that process and continue with --resume"
+    advice = f"look at logs/train*.log; {END_TRAINER}"
     if not debtors:
         return Stall(overdue.kind, what, "the trainer", overdue.seconds, "train", advice=advice)
     worst = max(debtors, key=lambda one: one.seconds)
@@ -213,7 +214,7 @@ def _unsent(overdue: Overdue, scene: Scene, version: int) -> Stall:
     return Stall(
         overdue.kind, f"version {version}", f"{facts.label}, whose weights reach no replica{owes}", overdue.seconds,
         facts.label, facts.last_failure, f"look at the log of {facts.label}, and whether replicas reach its machine "
-        "(docs/machines.md); end it if it hangs, then continue with --resume",
+        f"(docs/machines.md); {END_TRAINER}",
     )  # fmt: skip
 
 

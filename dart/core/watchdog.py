@@ -143,6 +143,10 @@ class Watchdog:
     def look(self, pulse: Pulse, now: float) -> list[Overdue]:
         """What has made no progress for longer than its bound. Every call has a later `now` than the one before."""
         self._note(pulse, now)
+        if pulse.paused:  # the time until an update counts from when the run goes on
+            self._marks[Kind.BATCH].restart(now)
+            if "update" in self._last:
+                self._last["update"] = pulse.updates, now
         if pulse.phase != self._phase:
             self._phase = pulse.phase
             for mark in (*self._marks.values(), *self._replicas.values()):

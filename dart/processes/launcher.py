@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dart.config import Config
-from dart.errors import UserError, ungrouped
+from dart.errors import ProcessLost, UserError, ungrouped
 from dart.job import Job, Train
 from dart.processes.gpus import gpus_here, place
 from dart.processes.logs import bound, last_line
@@ -59,7 +59,7 @@ class Child:
     command: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
     restart: bool = True
-    """False: its end ends the run (the trainer's state is lost with it)."""
+    """False: its end ends all the others (the trainer's state is lost with it)."""
     needed: bool = True
     """False: the run goes on without it, however it ends."""
     descriptors: tuple[int, ...] = ()
@@ -115,11 +115,14 @@ class Launcher:
         most_log_bytes: int | None = None,
         hurry: asyncio.Event | None = None,
         say: Callable[[str], None] = LOG.info,
+        failed: Callable[[UserError], None] = lambda _: None,
     ) -> None:
         """`most_log_bytes`: the bound of each child's log, and of the older part kept beside it; None for no bound.
 
         `hurry`: once it is set, no child is waited for at the end. `say`: tells the user what is waited for then.
+        `failed`: is told why `run` raises before it ends the others, which then leave the run.
         """
+        self._failed = failed
         self._children, self._logs, self._most_log_bytes = children, logs, most_log_bytes
         self._hurry, self._say = hurry or asyncio.Event(), say
         self._processes: dict[str, asyncio.subprocess.Process] = {}
@@ -127,7 +130,7 @@ class Launcher:
     async def run(self) -> None:
         """Start all and watch them until cancelled; then end every process that is left.
 
-        Raises UserError when a child cannot go on.
+        Raises UserError when a child cannot go on; ProcessLost if new ones of all can.
         """
         self._logs.mkdir(parents=True, exist_ok=True)
         try:
@@ -136,6 +139,9 @@ class Launcher:
                     bounding = watches.create_task(self._bound_logs())
                     await asyncio.gather(*[watches.create_task(self._keep(child)) for child in self._children])
                     bounding.cancel()
+        except UserError as error:
+            self._failed(error)
+            raise
         finally:
             await self._end_all()
 
@@ -173,7 +179,7 @@ class Launcher:
             if code == USER_ERROR_EXIT and not has_worked:  # afterwards it is the world that has changed, for a while
                 raise UserError(_last_words(self._log(child)) or f"{child.name} ended with code {code}")
             if not child.restart:
-                raise UserError(f"{child.name} {self._end(child, code)}; then continue with --resume")
+                raise ProcessLost(f"{child.name} {self._end(child, code)}")
             if restarts == MOST_RESTARTS:
                 raise UserError(
                     f"{child.name} ended {MOST_RESTARTS + 1} times in a row; the last time it {self._end(child, code)}"

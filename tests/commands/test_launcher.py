@@ -14,7 +14,7 @@ import pytest
 from dart import config
 from dart.config.environment import VerbTimeouts
 from dart.core.capacity import devices
-from dart.errors import UserError
+from dart.errors import ProcessLost, UserError
 from dart.job import Evaluate, Train
 from dart.processes import gpus, launcher
 from dart.processes.gpus import Placement, gpus_here, place
@@ -98,9 +98,23 @@ async def test_a_log_that_cannot_be_bounded_does_not_end_the_run(
 async def test_wrong_input_and_a_lost_trainer_end_the_run_at_once(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^it broke$"):
         await Launcher([_child(tmp_path, 9, code=2)], tmp_path / "logs").run()
-    with pytest.raises(UserError, match="then continue with --resume"):
+    with pytest.raises(ProcessLost, match="--resume continues"):
         await Launcher([_child(tmp_path, 9, restart=False)], tmp_path / "logs").run()
     assert _runs(tmp_path) == 2
+
+
+async def test_why_it_fails_is_told_before_the_others_are_ended(tmp_path: Path) -> None:
+    stays = Child("train", [sys.executable, "-c", "import sys; sys.stdin.read()"])
+    told: list[tuple[str, bool]] = []
+
+    def failed(error: UserError) -> None:
+        told.append((str(error), made._processes["train"].returncode is None))
+
+    made = Launcher([stays, _child(tmp_path, 9)], tmp_path / "logs", failed=failed)
+    with pytest.raises(UserError, match="env-0 ended 4 times in a row"):
+        await made.run()
+    ((why, alive),) = told
+    assert alive and why.startswith("env-0 ended 4 times in a row")
 
 
 async def test_wrong_input_of_one_that_has_worked_is_a_failure_like_others(

@@ -1,12 +1,21 @@
-"""Which signals end a process in order."""
+"""Which signals end a process in order, and when a run is resumed whose processes have failed."""
 
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from dart.commands import train
+from dart.commands.running import JobRun
+from dart.config import load
+from dart.errors import ProcessLost, UserError
+from dart.job import Train
 from dart.processes.settings import ending_signals
+from dart.rundir import RunDirectory
+
+MINIWOB = Path(__file__).parents[2] / "configs" / "miniwob_cpu.yaml"
 
 
 @pytest.mark.parametrize(("prefix", "ends"), [("", True), ("nohup", False)])
@@ -37,3 +46,55 @@ def test_a_worker_that_somebody_ends_says_so_to_whoever_started_it(watches: list
         worker.terminate()
         worker.communicate(timeout=60)
     assert worker.returncode == code
+
+
+def _runs(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    ends: list[Exception | int],
+    *,
+    local: bool = True,
+    weights: bool = False,
+) -> list[JobRun]:
+    """What `dart train` runs when each of its attempts ends so; a number: it saves a checkpoint of that version first,
+    and loses its trainer then."""
+    begun: list[JobRun] = []
+
+    def run_in_loop(wanted: JobRun) -> dict[str, object]:
+        begun.append(wanted)
+        if not ends:
+            return {"updates": 7}
+        end = ends.pop(0)
+        if isinstance(end, int):
+            (folder / "checkpoints" / f"v{end}").mkdir(parents=True)
+            end = ProcessLost("the trainer is gone")
+        raise end
+
+    monkeypatch.setattr(train, "run_in_loop", run_in_loop)
+    wanted = JobRun(load(MINIWOB), RunDirectory(folder), Train(), local=local, initial_weights=weights)
+    assert train._to_the_end(wanted) == {"updates": 7}
+    return begun
+
+
+def test_a_run_whose_trainer_is_lost_is_resumed_until_it_makes_no_checkpoint_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lost = ProcessLost("the trainer is gone")
+    begun = _runs(tmp_path, monkeypatch, [lost, lost, lost, 1, lost, lost], weights=True)
+    assert [one.resume for one in begun] == [False, True, True, True, True, True, True]
+    assert [one.initial_weights for one in begun] == [True, True, True, True, False, False, False], (
+        "until it has its own"
+    )
+    said = capsys.readouterr().err
+    assert said.startswith("the trainer is gone; the run is resumed from its last checkpoint (attempt 1 of 3")
+    with pytest.raises(ProcessLost, match="the trainer is gone; all finished work is kept, and --resume continues"):
+        _runs(tmp_path, monkeypatch, [lost] * 4)
+
+
+def test_other_failures_and_runs_with_workers_from_elsewhere_are_not_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UserError, match="the disk is full"):
+        _runs(tmp_path, monkeypatch, [UserError("the disk is full")])
+    with pytest.raises(ProcessLost):
+        _runs(tmp_path, monkeypatch, [ProcessLost("the trainer is gone")], local=False)

@@ -18,6 +18,7 @@ from run_processes import killed_run
 from dart.coordinator import run as run_module
 from dart.coordinator.fleet.sessions import Worker
 from dart.coordinator.run import Interrupted, Run
+from dart.coordinator.service.watching import Stalled
 from dart.coordinator.start import Start
 from dart.errors import UserError
 from dart.job import Train
@@ -151,6 +152,44 @@ async def test_why_the_launcher_failed_is_recorded(run: Run, worker: Worker, mon
         await run._beside(launch())
     assert await _ended(run, worker) == RunState.FAILED
     assert [event["why"] for event in _events(run, "failed")] == ["train was killed by SIGKILL"]
+
+
+async def test_a_launcher_that_fails_is_why_although_the_trainer_leaves_first(
+    run: Run, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends the other workers before it raises."""
+
+    async def launch() -> None:
+        run.launcher_failed(UserError("rollout-2 ended 4 times in a row"))
+        run.ranks.lost.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(run, "_phases", asyncio.Event().wait)
+    with pytest.raises(UserError, match="rollout-2 ended 4 times in a row"):
+        await run._beside(launch())
+    assert [event["why"] for event in _events(run, "failed")] == ["rollout-2 ended 4 times in a row"]
+
+
+@pytest.mark.parametrize("idle", [True, False])
+async def test_a_run_that_stalls_saves_its_weights_unless_it_is_the_trainer_that_hangs(
+    run: Run, worker: Worker, monkeypatch: pytest.MonkeyPatch, idle: bool
+) -> None:
+    saved = []
+
+    async def stalls() -> dict[str, Any]:
+        run._phase("training")
+        raise Stalled("no progress for 700 s")
+
+    async def saves() -> None:
+        saved.append("v000003")
+
+    monkeypatch.setattr(run, "_phases", stalls)
+    monkeypatch.setattr(run._training, "save", saves)
+    monkeypatch.setattr(type(run.ranks), "idle", idle)
+    with pytest.raises(Stalled):
+        await run.work()
+    assert await _ended(run, worker) == RunState.FAILED
+    assert saved == (["v000003"] if idle else [])
 
 
 async def test_a_run_with_a_mistake_of_ours(run: Run, worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from store_samples import TASK, trajectory
 
 from dart import manifest
 from dart.commands.running import JobRun, run_in_loop
-from dart.config import load
+from dart.config import BUILTIN_MODELS, load
 from dart.coordinator.start import starting_point
 from dart.errors import UserError
 from dart.job import Train
@@ -102,7 +103,7 @@ async def test_one_that_was_moved_aside_when_the_trainer_was_killed_is_found(
 async def _finish(run: RunDirectory) -> None:
     """As a process that is killed before it has written summary.json."""
     async with await run.open_to_work(create=True) as database:
-        await database.start_run("run", "run", {}, started=1.0)
+        await database.start_run("run", "run", load(MINIWOB).as_json(), started=1.0)
         await database.finish_run({"updates": 7}, 2.0)
 
 
@@ -116,18 +117,21 @@ def test_a_finished_run_gets_its_summary_whoever_was_killed_before_it_was_writte
 
 
 def test_a_run_whose_dashboard_cannot_listen_has_failed_and_goes_on_with_its_own_vocabulary_alone(
-    tmp_path: Path,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    moved = shutil.copytree(BUILTIN_MODELS / "tiny-qwen3vl", tmp_path / "moved")
     nowhere = ("dashboard.host=192.0.2.1", "dashboard.port=0", "model.path=builtin:tiny-qwen3vl")
     directory = RunDirectory.at(tmp_path / "run")
     with pytest.raises(UserError, match=r"dashboard.host is '192.0.2.1'"):
         run_in_loop(JobRun(load(MINIWOB, nowhere), directory, Train(), quiet=True))
     with sqlite3.connect(directory.database) as database:
         assert database.execute("select state from runs").fetchall() == [("failed",)], "not running for ever"
-    for model, why in (
-        ("ladder", "whose vocabulary is not that of the run"),
-        ("tiny", "dashboard.host"),
+    for model, why, reference_told in (
+        ("builtin:ladder-qwen3vl", "whose vocabulary is not that of the run", False),
+        ("builtin:tiny-qwen3vl", "dashboard.host", False),
+        (moved, "dashboard.host", True),
     ):
-        config = load(MINIWOB, (*nowhere, f"model.path=builtin:{model}-qwen3vl"))
+        config = load(MINIWOB, (*nowhere, f"model.path={model}"))
         with pytest.raises(UserError, match=why):
             run_in_loop(JobRun(config, directory, Train(), quiet=True, resume=True))
+        assert (f"the reference policy is now {model}" in capsys.readouterr().err) is reference_told

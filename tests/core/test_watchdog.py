@@ -179,6 +179,20 @@ def test_what_waited_while_the_run_was_paused_starts_anew() -> None:
     assert stalls(history) == [(180.0, Kind.STEP, "")], "100 s after the last look at a paused run"
 
 
+def test_a_pause_is_no_time_without_an_update() -> None:
+    batches = replace(TRAINING, trajectories_per_update=8)
+    paused = replace(batches, paused=True, busy=False, held_back="the run is paused")
+    history = [
+        (now, replace(paused if 100 <= now < 2000 else batches, answers=int(now), episodes=min(20, int(now // 5))))
+        for now in every(5, 2000)
+    ]
+    went_on = [
+        (2000 + now, replace(batches, answers=2000 + int(now), episodes=20 + int(now // 5))) for now in every(5, 400)
+    ]
+    ((first, kind, _), *_) = [one for one in stalls([*history, *went_on]) if one[1] is not Kind.PAUSED]
+    assert (first, kind) == (2195.0, Kind.BATCH), "200 s after the last look at a paused run"
+
+
 def test_sampling_that_waits_for_a_trainer_without_work_is_told() -> None:
     held = replace(TRAINING, busy=False, held_back="an update is due")
     assert stalls((now, held) for now in every(10, 150)) == [(100.0, Kind.HELD, "")]

@@ -1,7 +1,9 @@
-"""`dart train` with a trainer of two ranks: one process group, sharded weights; then resumed with one rank."""
+"""`dart train` with a trainer of two ranks and two replicas: one of the ranks is killed, and the run resumes by itself
+from its checkpoint, with sharded weights; then it is resumed with one rank."""
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ BASE = Path(__file__).parents[2] / "dart" / "assets" / "tiny-qwen3vl"
 SETTINGS = (
     "evaluation.episodes=0",
     "trainer.trajectories_per_update=16",
-    "rollout.replicas=1",
+    "rollout.replicas=2",
     "checkpoint.every_updates=1",
 )
 
@@ -21,14 +23,17 @@ pytestmark = [pytest.mark.engine, pytest.mark.browser, pytest.mark.torch]
 def test_two_ranks_train_then_one_continues(tmp_path: Path) -> None:
     from transformers import AutoModelForImageTextToText
 
-    train(tmp_path, [*SETTINGS, "trainer.ranks=2", "stop.updates=1000"], interrupt_at=3)
+    told = train(tmp_path, [*SETTINGS, "trainer.ranks=2", "stop.updates=1000"], kill_rank_at=2, interrupt_at=4)
+    assert "the run is resumed from its last checkpoint (attempt 1 of 3" in told
     (run,) = (tmp_path / "runs").iterdir()
     before = updates(tmp_path)
 
-    ready = {
+    ready = Counter(
         str(event["worker"]) for event in events(tmp_path) if event["event"] == "worker" and event["state"] == "ready"
-    }
-    assert {"train-0", "train-1"} <= ready
+    )
+    assert [ready[name] for name in ("train-0", "train-1", "rollout-0", "rollout-1")] == [2, 2, 2, 2], "before and after"
+    made = [int(event["update"]) for event in events(tmp_path) if event["event"] == "update"]
+    assert made.count(1) == 1, "it went on from a checkpoint"
     checkpoint = newest_checkpoint(run)
     assert (checkpoint / "trainer_state" / ".metadata").is_file()
     parts = {file.name.split("_")[2] for file in (checkpoint / "trainer_state").glob("__*.distcp")}

@@ -14,6 +14,7 @@ saves it. The trainer's state then has the adapter's weights and nothing of the 
 
 from __future__ import annotations
 
+import errno
 import json
 import pickle
 import shutil
@@ -54,6 +55,8 @@ OTHERS = {
 }
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """Adam's state of a weight, beside its number of steps."""
+LEFT_BYTES = 1e9
+"""On the disk of the checkpoints, which is often that of the run's database and screenshots, too."""
 
 Nested = dict[str, dict[str, torch.Tensor]]
 Write = Callable[[], None]
@@ -81,8 +84,9 @@ def stage(path: Path, saved: Saved, weights: dict[str, torch.Tensor]) -> Write:
     """Copy what the next update will change. What this returns writes a folder that is either complete or absent
     (`dart.manifest`), from any thread.
 
-    weights: a copy of all weights, in the model's dtype.
+    weights: a copy of all weights, in the model's dtype. Raises OSError where the disk has too little room.
     """
+    check_room(path, saved)
     adapter = adapter_of(saved.model)
     optimizer = saved.optimizer.state_dict()
     moments = {number: {key: _copy(value) for key, value in one.items()} for number, one in optimizer["state"].items()}
@@ -114,7 +118,7 @@ def stage_sharded(
     first = dist.get_rank() == 0
     with ExitStack() as begun:
         # Leaving this on rank 0 seals the folder and gives it its name; on an error it is removed.
-        named = _by_all(lambda: str(begun.enter_context(manifest.written(path.absolute()))) if first else "", device)
+        named = _by_all(lambda: _begun(path, saved, begun) if first else "", device)
         folder = Path(collectives.gather(named)[0])
         state: Nested = BlockingAsyncStager().stage(_state(saved))
         weights, adapter = gather(), adapter_of(saved.model)
@@ -136,6 +140,29 @@ def stage_sharded(
             raise TrainError(problem or f"another rank could not write the checkpoint: {told[0]}")
 
     return write
+
+
+def _begun(path: Path, saved: Saved, begun: ExitStack) -> str:
+    check_room(path, saved)
+    return str(begun.enter_context(manifest.written(path.absolute())))
+
+
+def check_room(path: Path, saved: Saved) -> None:
+    """Raises OSError where a checkpoint would leave less than LEFT_BYTES on its disk: a full one ends the run."""
+    every = {name: weight.numel() for name, weight in saved.model.named_parameters()}
+    train = sum(weight.numel() for weight in saved.model.parameters() if weight.requires_grad)
+    needed = sum(every.values()) * saved.dtype.itemsize + train * len(MOMENTS) * torch.float32.itemsize
+    if saved.dtype != torch.float32 or saved.lora is not None:
+        needed += sum(every[name] for name in _held(saved.model)) * torch.float32.itemsize
+    folder = next(parent for parent in path.absolute().parents if parent.is_dir())
+    free = shutil.disk_usage(folder).free
+    if free < needed + LEFT_BYTES:
+        raise OSError(
+            errno.ENOSPC,
+            f"it has {needed / 1e9:.1f} GB, and of {free / 1e9:.1f} GB that are free {LEFT_BYTES / 1e9:g} GB are left "
+            "to the run: make room, or lower checkpoint.keep",
+            str(folder),
+        )
 
 
 def _copy(value: torch.Tensor) -> torch.Tensor:

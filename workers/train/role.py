@@ -12,6 +12,7 @@ import asyncio
 import gc
 import importlib.metadata
 import os
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -48,6 +49,10 @@ MOST_BLAMED = 1000
 
 TRANSFER_HOST = "DART_TRANSFER_HOST"
 """Environment variable: the address under which replicas on other machines reach this one for transfers."""
+
+CLOSE_SECONDS = 60.0
+"""How long one of several ranks waits for its own threads when it closes: one that is in a collective with a rank that
+is gone would go on waiting for `collectives.LONGEST_WAIT`, and keep its GPU."""
 
 
 class TrainRole:
@@ -113,14 +118,18 @@ class TrainRole:
                 )
 
     async def close(self) -> None:
-        """End a running update before its next micro-batch, and release the model."""
+        """End a running update before its next micro-batch, and release the model. One of several ranks that cannot
+        within CLOSE_SECONDS ends its process."""
         if self._trainer is not None:
             self._trainer.cancel()
+        last = asyncio.get_running_loop().call_later(CLOSE_SECONDS, _give_up_closing) if self.world_size > 1 else None
         if self._thread is not None:
             # Waited for outside the event loop, so that other parts can close meanwhile.
             await asyncio.to_thread(self._thread.shutdown, wait=True, cancel_futures=True)
         if self._writer is not None:
             await asyncio.to_thread(self._writer.shutdown, wait=True)
+        if last is not None:
+            last.cancel()
         if self._trainer is not None:
             await asyncio.to_thread(self._trainer.screenshots.close)
         if self._senders is not None:
@@ -224,6 +233,16 @@ class TrainRole:
         if self._thread is None:
             raise CommandError(pb.FAILURE_CODE_TRAINER, "the trainer is not loaded yet")
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+
+def _give_up_closing() -> None:
+    """A thread in a collective cannot be stopped, and the interpreter would wait for it."""
+    print(
+        f"this rank waited {CLOSE_SECONDS:g} s for another one, which is gone, and ends without it",
+        file=sys.stderr,
+        flush=True,
+    )
+    os._exit(1)
 
 
 def _first_line(error: Exception) -> str:

@@ -25,7 +25,7 @@ from dart.core.progress import Progress
 from dart.core.status import Stall, Status
 from dart.core.usage import EnvState, TrainerState
 from dart.core.watchdog import Kind, Limits, Pulse, Watchdog
-from dart.errors import UserError
+from dart.errors import ProcessLost
 from dart.v1 import session_pb2 as pb
 from dart.wire.role import ROLE_NAMES
 
@@ -38,7 +38,7 @@ PREPARING = {EnvState.BOOTING, EnvState.RENEWING, EnvState.LOST}
 BUSY = (EnvState.RESETTING, EnvState.ACTING, EnvState.QUEUED, EnvState.GENERATING)
 
 
-class Stalled(UserError):
+class Stalled(ProcessLost):
     """The run has made no progress for `watchdog.end_after_seconds`."""
 
 
@@ -142,7 +142,7 @@ class Watch:
             last = f", whose last failure was: {longest.failure}" if longest.failure else ""
             raise Stalled(
                 f"no progress for {self._seconds(longest):.0f} s: {longest.waits} waits for {longest.waits_for}{last}: "
-                f"{longest.advice}; all finished work is kept, and --resume continues from it",
+                f"{longest.advice}",
                 exit_code=bounds.exit_code,
             )
 

@@ -1,8 +1,8 @@
 """Feeds the trainer: update after update, one stream per rank.
 
 `update` waits for every rank's `Trained`, never for sampling to end, nor for weights to arrive anywhere. All ranks take
-part in each update. A lost rank ends the run, because the optimiser's state is lost with it; `--resume` continues from
-the last checkpoint.
+part in each update. A lost rank ends the run's processes, because the optimiser's state is lost with it: `dart train`
+then starts new ones, which continue from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dart.coordinator.fleet.sessions import CommandFailed, Fleet, Infrastructure
 from dart.coordinator.training.pages import TooLarge, pages_of
 from dart.core.curation.batches import ReleasedGroup, balance, samples_of
 from dart.core.usage import Ledger, TrainerState
-from dart.errors import UserError, ungrouped
+from dart.errors import ProcessLost, UserError, ungrouped
 from dart.screenshots.stored import ScreenshotLost, StoredScreenshots
 from dart.v1 import session_pb2 as pb
 from dart.v1 import weights_pb2
@@ -49,11 +49,11 @@ class NotSaved(UserError):
     """The trainer is alive, but its checkpoint could not be written."""
 
 
-class TrainerLost(UserError):
-    """A rank left or failed in the middle of an update."""
+class TrainerLost(ProcessLost):
+    """A rank left or failed in the middle of an update, and the optimiser's state is lost with it."""
 
 
-class UpdateRefused(TrainerLost):
+class UpdateRefused(UserError):
     """Every rank is connected with unchanged weights, and none has trained on the batch.
 
     `trajectories`: those that the ranks blame.
@@ -102,6 +102,11 @@ class TrainerRanks:
     def are_complete(self) -> bool:
         """Whether every rank is ready."""
         return self._complete.is_set()
+
+    @property
+    def idle(self) -> bool:
+        """Every rank is ready, and none owes an answer."""
+        return self.are_complete and self._state is TrainerState.IDLE
 
     async def complete(self) -> None:
         """Wait until every rank is ready."""
@@ -154,9 +159,7 @@ class TrainerRanks:
         replies: list[pb.Trained] = await self._all(shares.__getitem__, f"u{number}", attempt, asks_screenshots=ask)
         versions = {reply.weight_version for reply in replies}
         if len(versions) != 1:
-            raise TrainerLost(
-                f"ranks have different versions after update {number}, {sorted(versions)}: continue with --resume"
-            )
+            raise TrainerLost(f"the ranks have different versions after update {number}, {sorted(versions)}")
         trained = replies[0]
         for other in replies[1:]:
             trained.remarks.extend(other.remarks)
@@ -191,10 +194,8 @@ class TrainerRanks:
                 replies = await self._all(
                     lambda rank: [pb.SaveCheckpoint.FromString(command.SerializeToString())], name
                 )
-            except TrainerLost as error:
-                if isinstance(error.__cause__, CommandFailed):
-                    raise NotSaved(str(error.__cause__)) from error
-                raise
+            except UpdateRefused as error:  # all ranks gave up; where one alone did, the others wait for it
+                raise NotSaved(str(error.__cause__)) from error
         saved: pb.CheckpointSaved = replies[0]
         if saved.weight_version < version:
             raise NotSaved(f"the trainer saved version {saved.weight_version}, although it has made version {version}")
@@ -289,9 +290,7 @@ class TrainerRanks:
 
 
 def _stopped(why: str) -> TrainerLost:
-    return TrainerLost(
-        f"the trainer stopped: {why}: look at logs/train*.log in the run directory, then continue with --resume"
-    )
+    return TrainerLost(f"the trainer stopped: {why}: look at logs/train*.log in the run directory")
 
 
 def _named(batch: Sequence[ReleasedGroup], trajectories: Collection[str], why: str) -> ReleasedGroup | None:

@@ -41,6 +41,8 @@ log = logging.getLogger(__name__)
 LOOK_SECONDS = 1.0
 """The time between two checks of the stop conditions while no batch is complete."""
 STARVED_SECONDS = 60.0
+LAST_SAVES, LAST_SAVE_SECONDS = 10, 60.0
+"""How often the last checkpoint is tried, and the time between two tries."""
 TURN_SECONDS = 0.01
 MOST_REMARKS = 20
 """The most remarks of the trainer that are recorded for one update."""
@@ -89,6 +91,11 @@ class Training:
         """Checkpoints newer than the one that this process resumed from, which stay for people to look at."""
         self._saving = asyncio.Lock()
         """One checkpoint at a time: the trainer writes them one after the other."""
+        self._saves: set[asyncio.Task[tuple[str, int]]] = set()
+        """They go on when whoever waits for them is cancelled, because the trainer does."""
+        self._copies: set[asyncio.Task[None]] = set()
+        self.taken_up = False
+        """What earlier processes left is read, and Control may change it."""
         self._seconds = 0.0
         self._since: float | None = None
         self.usage: Usage | None = None
@@ -116,7 +123,8 @@ class Training:
         finally:
             await self._data.close()
         if self._progress.counts.updates > self._start.update and self._saved != self._progress.counts.version:
-            await self._save_and_copy()
+            await self._save_at_last()
+        await asyncio.gather(*self._copies)
 
     async def _sample_and_update(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -139,21 +147,70 @@ class Training:
         self._since = None
 
     def give_up(self) -> None:
-        """Nobody waits for the last update to be recorded any more."""
-        if self._recording is not None:
-            self._recording.cancel()
+        """Nobody waits any more for the last update and checkpoints to be recorded, or for copies."""
+        for task in (self._recording, *self._saves, *self._copies):
+            if task is not None:
+                task.cancel()
+
+    def pause(self, paused: bool) -> None:
+        """Let no further roll-out begin, or let them again."""
+        self._progress.paused = paused
+        self._data.pause(paused)
+        self._journal.event("paused" if paused else "resumed")
 
     async def save(self) -> tuple[str, int]:
-        """Save the current weights: (folder, version). Raises TrainerLost, NotSaved."""
+        """Save the current weights: (folder, version). If the caller is cancelled, they are saved all the same.
+
+        Raises TrainerLost, NotSaved.
+        """
+        saving = asyncio.create_task(self._save_alone())
+        self._saves.add(saving)
+        saving.add_done_callback(self._save_ended)
+        return await asyncio.shield(saving)
+
+    async def _save_alone(self) -> tuple[str, int]:
         async with self._saving:
             return await self._save()
+
+    def _save_ended(self, saving: asyncio.Task[tuple[str, int]]) -> None:
+        self._saves.discard(saving)
+        if not saving.cancelled() and (error := saving.exception()) is not None:
+            log.info("a checkpoint was not saved: %s", error)  # also where nobody waited for it
+
+    async def checkpoint(self) -> tuple[str, int]:
+        """As `save`, for somebody who asks for it: it is then copied elsewhere, too, if that is wanted."""
+        path, version = await self.save()
+        copying = asyncio.create_task(self._copy(path))
+        self._copies.add(copying)
+        copying.add_done_callback(self._copies.discard)
+        return path, version
+
+    async def _copy(self, path: str) -> None:
+        await self._uploads.copy(self._checkpoints / Path(path).name)
+        async with self._saving:
+            await self._remove_old()  # those that stayed because they were being copied
 
     async def _save_and_copy(self) -> None:
         """Save the current weights, and copy them elsewhere if that is wanted. Raises TrainerLost, NotSaved."""
         path, _ = await self.save()
-        await self._uploads.copy(self._checkpoints / Path(path).name)
-        async with self._saving:
-            await self._remove_old()  # those that stayed because they were being copied
+        await self._copy(path)
+
+    async def _save_at_last(self) -> None:
+        """The weights at the end, which are lost with the trainer: a disk that is full has some time to be emptied.
+
+        Raises TrainerLost, NotSaved.
+        """
+        for _ in range(LAST_SAVES - 1):
+            try:
+                return await self._save_and_copy()
+            except NotSaved as error:
+                self._not_saved(error)
+                await asyncio.sleep(LAST_SAVE_SECONDS)
+        await self._save_and_copy()
+
+    def _not_saved(self, error: NotSaved) -> None:
+        self._journal.event("checkpoint_failed", version=self._progress.counts.version, why=str(error))
+        log.warning("%s", error)
 
     async def _save(self) -> tuple[str, int]:
         await self._recorded()
@@ -223,6 +280,14 @@ class Training:
             self._progress.restore(await self._database.totals(), self._start.counts, recent)
             self._seconds = self._start.train_seconds
         await self._data.prepare()
+        if await self._was_paused():
+            self.pause(True)
+        self.taken_up = True
+
+    async def _was_paused(self) -> bool:
+        """Whether somebody paused the run, and nobody has resumed it since."""
+        paused, resumed = [await self._database.newest_events(kind) for kind in ("paused", "resumed")]
+        return bool(paused) and (not resumed or paused[0].sequence > resumed[0].sequence)
 
     async def _updates(self, tasks: asyncio.TaskGroup) -> None:
         while not self._done() and (batch := await self._next_batch()):
@@ -275,8 +340,7 @@ class Training:
         try:
             await self._save_and_copy()
         except NotSaved as error:
-            self._journal.event("checkpoint_failed", version=self._progress.counts.version, why=str(error))
-            log.warning("%s", error)
+            self._not_saved(error)
             self._next_save = again
 
     async def _settled(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import threading
 from pathlib import Path
@@ -13,13 +14,14 @@ from run_processes import killed_run
 
 from dart.coordinator.run import Interrupted, Run
 from dart.coordinator.start import starting_point
-from dart.coordinator.training import uploads
+from dart.coordinator.training import updates, uploads
 from dart.coordinator.training.ranks import NotSaved
 from dart.coordinator.training.updates import Training
 from dart.rundir import RunDirectory
 from dart.store.database import Database
 from dart.store.elsewhere.copies import copy_out
 from dart.store.records import CheckpointRecord, GroupState
+from dart.v1 import session_pb2 as pb
 
 
 class Slow(killed_run.Trainer):
@@ -82,6 +84,105 @@ async def test_a_batch_is_trained_on_once_wherever_the_last_checkpoint_is_given_
     assert states == {GroupState.CONSUMED if version == 4 else GroupState.RELEASED}
 
 
+async def test_a_checkpoint_that_is_being_written_when_the_run_is_interrupted_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although the time for the last one, which would have the updates since then, too, is over at once."""
+    config, asked = killed_run.settings(8), list[str]()
+    checkpoint = config.checkpoint.model_copy(update={"interrupt_seconds": 0.5})
+    monkeypatch.setattr(killed_run, "settings", lambda *_: config.model_copy(update={"checkpoint": checkpoint}))
+
+    class Writes(killed_run.Trainer):
+        """Has written its first checkpoint shortly after the run is interrupted, and never writes another."""
+
+        def __init__(self, run: Run, version: int, ledger: killed_run.Ledger) -> None:
+            self._run = run
+            super().__init__(run, version, ledger)
+
+        def save_checkpoint(self, command: pb.SaveCheckpoint) -> None:
+            asked.append(command.path)
+            if len(asked) == 1:
+                self._run.interrupt()
+                asyncio.get_running_loop().call_later(0.1, super().save_checkpoint, command)
+
+    monkeypatch.setattr(killed_run, "Trainer", Writes)
+    run = RunDirectory(tmp_path / "run")
+    run.path.mkdir()
+    with pytest.raises(Interrupted):
+        async with asyncio.timeout(killed_run.HANG_SECONDS):
+            await killed_run.work(run, 8)
+    async with await run.open_to_work() as database:
+        assert [Path(one.path).name for one in await database.checkpoints()] == [Path(asked[0]).name]
+
+
+async def test_the_last_checkpoint_is_tried_again_where_the_disk_is_full_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save, tried = Training._save, list[int]()
+
+    async def full(training: Training) -> tuple[str, int]:
+        if training._progress.counts.updates < 4:
+            return await save(training)
+        tried.append(training._progress.counts.version)
+        if len(tried) < 4:
+            raise NotSaved("the disk is full")
+        return await save(training)
+
+    monkeypatch.setattr(Training, "_save", full)
+    monkeypatch.setattr(updates, "LAST_SAVE_SECONDS", 0.0)
+    run = RunDirectory(tmp_path / "run")
+    run.path.mkdir()
+    async with asyncio.timeout(killed_run.HANG_SECONDS):
+        assert (await killed_run.work(run, 4))["updates"] == 4
+    assert len(tried) >= 4 and run.checkpoint("v000004").is_dir()
+
+
+async def test_a_checkpoint_that_somebody_asks_for_is_copied_like_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, updated, asked = killed_run.settings(3), Training._updated, list[str]()
+    checkpoint = config.checkpoint.model_copy(update={"every_updates": 1000, "upload": f"file://{tmp_path}/copies"})
+    monkeypatch.setattr(killed_run, "settings", lambda *_: config.model_copy(update={"checkpoint": checkpoint}))
+
+    async def asks(training: Training, *arguments: Any) -> None:
+        await updated(training, *arguments)
+        path, _ = await training.checkpoint()
+        asked.append(Path(path).name)
+
+    monkeypatch.setattr(Training, "_updated", asks)
+    run = RunDirectory(tmp_path / "run")
+    run.path.mkdir()
+    async with asyncio.timeout(killed_run.HANG_SECONDS):
+        await killed_run.work(run, 3)
+    assert asked[-1] == "v000003", "so that the end of the run saves, and copies, no other"
+    assert list((tmp_path / "copies").rglob("v000003/manifest.json"))
+
+
+async def test_a_run_that_was_paused_is_paused_when_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    take_up, found, pulled = Training._take_up, list[bool](), [True, False]
+
+    async def pulls(training: Training) -> None:
+        await take_up(training)
+        found.append(training._progress.paused)
+        training.pause(pulled.pop(0))
+
+    monkeypatch.setattr(Training, "_take_up", pulls)
+    run = RunDirectory(tmp_path / "run")
+    run.path.mkdir()
+    monkeypatch.setattr(Run, "_watch_stop", stopped_when_paused)
+    for _ in range(2):
+        with contextlib.suppress(Interrupted):
+            async with asyncio.timeout(killed_run.HANG_SECONDS):
+                await killed_run.work(run, 2)
+    assert found == [False, True]
+
+
+async def stopped_when_paused(run: Run) -> None:
+    while not run.progress.paused:
+        await asyncio.sleep(0.01)
+    raise Interrupted
+
+
 @pytest.mark.parametrize("step", ["consume_groups", "add_version"])
 async def test_an_update_that_is_being_recorded_is_recorded_before_its_weights_are_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
@@ -125,6 +226,7 @@ async def test_updates_that_were_not_saved_are_made_again_although_the_run_has_h
         raise NotSaved("the disk is full")
 
     monkeypatch.setattr(Training, "_save", full)
+    monkeypatch.setattr(updates, "LAST_SAVE_SECONDS", 0.0)
     run = RunDirectory(tmp_path / "run")
     run.path.mkdir()
     async with asyncio.timeout(killed_run.HANG_SECONDS):

@@ -1,8 +1,8 @@
 """Fetch a few files of the vLLM that the extra `gpu` pins, without the rest of its wheel: `make gpu-files`.
 
 pip says where the wheel is on the user's index, and remotezip reads out of it, by HTTP ranges, the weight-transfer
-package and every module that `workers/` imports: some hundred kilobytes of 340 MB. The index must allow ranges, as
-PyPI does.
+package and every module that `workers/` imports: some hundred kilobytes of 340 MB. From an index without ranges, pip
+downloads all of it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
@@ -58,6 +59,18 @@ def wheel(version: str) -> str:
         return str(json.loads(report.read_text())["install"][0]["download_info"]["url"])
 
 
+def opened(version: str, folder: str) -> zipfile.ZipFile:
+    """The wheel, which is downloaded into the folder where the index has no ranges."""
+    from remotezip import RangeNotSupported, RemoteZip
+
+    try:
+        return RemoteZip(wheel(version))
+    except RangeNotSupported:
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+        subprocess.run([*command, "--dest", folder, f"vllm=={version}"], check=True)
+        return zipfile.ZipFile(next(Path(folder).glob("*.whl")))
+
+
 def wanted() -> str:
     """What the folder should hold, as `FETCHED` in it says when it does: the version and the modules."""
     taken = imported()
@@ -69,12 +82,10 @@ def main(folder: Path) -> None:
     fetched, want = folder / FETCHED, wanted()
     if fetched.is_file() and fetched.read_text() == want:
         return
-    from remotezip import RemoteZip
-
     shutil.rmtree(folder, ignore_errors=True)
     described = json.loads(want)
     files = {file for module in described["modules"] for file in files_of(module)}
-    with RemoteZip(wheel(described["version"])) as archive:
+    with tempfile.TemporaryDirectory() as whole, opened(described["version"], whole) as archive:
         for name in archive.namelist():
             if name in files or (name.startswith(TRANSFER) and name.endswith(".py")):
                 archive.extract(name, folder)

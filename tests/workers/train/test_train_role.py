@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,8 @@ from dart.v1 import weights_pb2 as wpb  # noqa: E402
 from dart.wire.channel import free_port  # noqa: E402
 from dart.wire.convert import image_from_proto  # noqa: E402
 from dart.wire.role import CommandError  # noqa: E402
+from dart.workers.train import checkpoint  # noqa: E402
+from dart.workers.train import role as role_module  # noqa: E402
 from dart.workers.train.errors import CancelledUpdateError, SampleError  # noqa: E402
 from dart.workers.train.role import TrainRole  # noqa: E402
 from dart.workers.train.senders import MOST_PASSED_OVER, Snapshots  # noqa: E402
@@ -291,6 +296,44 @@ async def test_close_ends_a_running_update_and_prepare_starts_anew(folder: Path)
     assert (await role.prepare(config)).weight_version == 0
     assert (await train(role, 1, mixed(groups=1))).weight_version == 1
     await role.close()
+
+
+async def test_a_checkpoint_that_would_fill_the_disk_is_refused_before_it_is_written(
+    role: TrainRole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk would end the run, where a checkpoint that is not made does not."""
+    usage, path = shutil.disk_usage(tmp_path), tmp_path / "checkpoints" / "v000001"
+    command = pb.SaveCheckpoint(assignment=pb.Assignment(assignment_id="c1", attempt=1), path=str(path))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=int(checkpoint.LEFT_BYTES) + 1_000_000))
+    with pytest.raises(
+        CommandError, match=r"cannot be written: .*1 GB are left to the run: make room"
+    ):
+        await role.handle(command)
+    assert not path.parent.exists()
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=int(checkpoint.LEFT_BYTES) + 1_000_000_000))
+    await role.handle(command)
+    assert path.is_dir()
+
+
+async def test_a_rank_that_closes_while_it_waits_for_one_that_is_gone_ends_its_process(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(role_module, "CLOSE_SECONDS", 0.1)
+    collective, codes = threading.Event(), list[int]()
+
+    def leave(code: int) -> None:
+        codes.append(code)
+        collective.set()
+
+    monkeypatch.setattr(os, "_exit", leave)
+    for size, expected in ((2, [1]), (1, [1])):
+        made = TrainRole()
+        made.world_size, made._thread = size, ThreadPoolExecutor(1)
+        made._thread.submit(collective.wait, 0.5 if size == 1 else None)
+        await made.close()
+        assert codes == expected
+        collective.clear()
+    assert "waited 0.1 s for another one, which is gone" in capsys.readouterr().err
 
 
 async def test_bad_configs_end_before_any_work(tmp_path: Path) -> None:
