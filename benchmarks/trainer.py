@@ -1,31 +1,44 @@
-"""What sharing prefixes and sorting by length is worth to the trainer: `python -m benchmarks.trainer RUN`.
+"""What sharing prefixes and sorting by length is worth to the trainer: `python -m benchmarks.trainer [RUN]`.
 
-The same batches of a finished run (its real prompts, screenshots and responses), the same model and the same update,
-made twice: *plain*, with a row for every step, and micro-batches cut in order of arrival and padded to their longest
-row; and *packed*, as in `dart.workers.train.batch`: steps whose prompts begin alike share a row, a prefix tree, and
-rows of similar length share a micro-batch. Both run in one process, alternating. Tokens are the samples' own, so a
-token that is computed once for eight samples counts eight times. Writes results/trainer.json.
+The same model and the same update, made twice: *plain*, with a row for every step, and micro-batches cut in order of
+arrival and padded to their longest row; and *packed*, as in `dart.workers.train.batch`: steps whose prompts begin alike
+share a row, a prefix tree, and rows of similar length share a micro-batch. Both run in one process, alternating.
+
+With a finished RUN: on batches of it (its real prompts, screenshots and responses), the same for both. Tokens are the
+samples' own, so a token that is computed once for eight samples counts eight times. Writes results/trainer.json.
+
+Without one: on made-up episodes as on a desktop, 30 steps with five screenshots of 960 x 544 pixels in the prompt.
+*plain* has a sliding window (`agent.history_stride: 1`), *packed* has it and, as *strided*, one that drops three
+screenshots at once (3), whose steps are chains without a mask. Seconds of an update are compared in pairs. The weights
+are those of the built-in tiny policy, and the tower trains. Writes results/trainer_desktop.json.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import io
 import json
+import random
 import statistics
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import PIL.Image
 import torch
+from PIL import ImageDraw
 
 from benchmarks.results import write
+from benchmarks.simulation import window
+from benchmarks.trials.inference import estimate
 from dart import config
 from dart.config import TrainWorkerConfig
 from dart.core.curation.batches import ReleasedGroup, samples_of
-from dart.core.types import Sample
+from dart.core.types import Image, Sample
 from dart.store.database import Database, sqlite_url
 from dart.store.records import GroupState
 from dart.v1 import session_pb2 as pb
@@ -34,26 +47,86 @@ from dart.workers.train import batch as batches
 from dart.workers.train.trainer import Trainer
 
 RESULT = Path(__file__).parent / "results" / "trainer.json"
-METRICS = ("loss", "gradient_norm", "padding_share", "rows", "microbatches", "update_seconds")
+DESKTOP = RESULT.with_name("trainer_desktop.json")
+METRICS = ("loss", "gradient_norm", "padding_share", "rows", "microbatches", "computed_tokens", "update_seconds")
+MODEL = "builtin:tiny-qwen3vl"
+WIDTH, HEIGHT, SQUARE = 960, 544, 32
+"""Pixels of a made-up screenshot; a token of it stands for a square of 32 x 32."""
+STRIDES = {"plain": 1, "packed": 1, "strided": 3}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path, help="run directory of a training run")
+    parser.add_argument("run", type=Path, nargs="?", help="run directory of a training run [default: made-up episodes]")
     parser.add_argument(
         "--batches", type=int, default=6, help="each of an update's trajectories or more; the first is not counted"
     )
     options = parser.parse_args()
-    settings = config.load(options.run / "config.yaml")
+    if options.run is None:
+        desktop(options.batches)
+    else:
+        of_run(options.run, options.batches)
+
+
+def desktop(count: int) -> None:
+    """Compare updates on one made-up episode each."""
+    trainers = {way: Trainer(_told(config.Model(path=MODEL), config.Trainer())) for way in STRIDES}
+    layout = trainers["plain"].layout
+    coded = window.Coded(layout.image_token_id, (WIDTH // SQUARE) * (HEIGHT // SQUARE), 20, 8, layout.vocab_size)
+    rows: list[dict[str, dict[str, float]]] = []
+    for number in range(count):
+        row = {}
+        for way, trainer in trainers.items():
+            agent = config.Agent(history_stride=STRIDES[way])
+            steps = window.episode(agent, f"episode {number}", coded=coded, screenshot=_screenshot)
+            samples = [sample_to_proto(replace(step, advantage=(-1.0) ** index)) for index, step in enumerate(steps)]
+            tokens = sum(len(sample.prompt_token_ids) + len(sample.token_ids) for sample in samples)
+            totals = len(samples), sum(len(sample.token_ids) for sample in samples)
+            with _plain_rows(trainer.token_limit) if way == "plain" else nullcontext():
+                row[way] = _timed(trainer, samples, totals, tokens) | {"tokens": tokens}
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+    results: dict[str, Any] = {
+        f"{way}_over_plain_update_seconds": asdict(
+            estimate([row[way]["update_seconds"] / row["plain"]["update_seconds"] for row in rows[1:]])
+        )
+        for way in ("packed", "strided")
+    }
+    what, versions = "real: the trainer; made up: episodes and screenshots", {"torch": str(torch.__version__)}
+    write(DESKTOP, "trainer_desktop", what, results | {"batches": rows}, versions=versions)
+    print(json.dumps(results), DESKTOP)
+
+
+def _screenshot(name: str) -> Image:
+    """One of its own, with as much detail as a desktop: windows full of short dark strokes."""
+    rng = random.Random(name)
+    picture = PIL.Image.new("RGB", (WIDTH, HEIGHT), "white")
+    draw = ImageDraw.Draw(picture)
+    for _ in range(2_000):
+        x, y = rng.randrange(WIDTH), rng.randrange(HEIGHT)
+        draw.rectangle((x, y, x + rng.randrange(2, 30), y + 2), fill=(rng.randrange(160),) * 3)
+    written = io.BytesIO()
+    picture.save(written, "PNG")
+    return Image.of(written.getvalue(), "image/png", WIDTH, HEIGHT)
+
+
+def _told(
+    model: config.Model, trainer: config.Trainer, sync: config.Sync | None = None, temperature: float = 1.0
+) -> TrainWorkerConfig:
+    return TrainWorkerConfig(
+        model=model, trainer=trainer, sync=sync or config.Sync(), temperature=temperature, seed=0, total_updates=None
+    )
+
+
+def of_run(run: Path, count: int) -> None:
+    """Compare updates on batches of the run. Raises SystemExit if it has too few trajectories."""
+    settings = config.load(run / "config.yaml")
     size = settings.trainer.trajectories_per_update
-    work = asyncio.run(_batches(options.run, options.batches, size))
+    work = asyncio.run(_batches(run, count, size))
     if not work:
-        raise SystemExit(f"error: {options.run} has trained on fewer than {size} trajectories: give it more updates")
-    trainer_config = TrainWorkerConfig(
-        model=settings.model, trainer=settings.trainer, sync=settings.sync, temperature=settings.rollout.temperature,
-        seed=0, total_updates=None,
-    )  # fmt: skip
-    plain, packed = Trainer(trainer_config), Trainer(trainer_config)
+        raise SystemExit(f"error: {run} has trained on fewer than {size} trajectories: give it more updates")
+    told = _told(settings.model, settings.trainer, settings.sync, settings.rollout.temperature)
+    plain, packed = Trainer(told), Trainer(told)
     rows: list[dict[str, Any]] = []
     for samples in work:
         totals = len(samples), sum(len(sample.token_ids) for sample in samples)

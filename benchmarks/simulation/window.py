@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import zlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -51,35 +51,62 @@ class Cost:
     encodings: int
 
 
-def episode(agent: Agent, name: str = "t", steps: int = STEPS) -> list[Sample]:
+@dataclass(frozen=True, slots=True)
+class Coded:
+    """How text and screenshots become tokens: ids of text from `first` to `end`, `screen` placeholders a screenshot,
+    `answer` tokens an answer."""
+
+    image_token_id: int
+    screen: int
+    answer: int
+    first: int
+    end: int
+
+    def text(self, pieces: Iterable[str]) -> list[int]:
+        """Made-up ids, the same for the same piece of text."""
+        return [self.first + zlib.crc32(piece.encode()) % (self.end - self.first) for piece in pieces]
+
+    def prompt(self, prompt: Prompt) -> list[int]:
+        ids: list[int] = []
+        for part in prompt.parts:
+            match part:
+                case Tokens(sampled):
+                    ids += sampled
+                case Image():
+                    ids += [self.image_token_id] * self.screen
+                case Markup(text) | Text(text):
+                    ids += self.text(text[start : start + CHARACTERS] for start in range(0, len(text), CHARACTERS))
+        return ids
+
+
+FULL_HD = Coded(QWEN.image_token_id, SCREEN, ANSWER, 0, 110_000)
+
+
+def full_hd(name: str) -> Image:
+    """A screenshot without a picture."""
+    return Image.of(name.encode(), "image/png", 1920, 1080)
+
+
+def episode(
+    agent: Agent,
+    name: str = "t",
+    steps: int = STEPS,
+    coded: Coded = FULL_HD,
+    screenshot: Callable[[str], Image] = full_hd,
+) -> list[Sample]:
     """The samples of an episode in which every screenshot differs."""
     conversation = Conversation(agent, "Change the title of the first slide to 'Results', and save the presentation.")
     samples = []
     for step in range(steps):
-        screen = Image.of(f"{name}/{step}".encode(), "image/png", 1920, 1080)
+        screen = screenshot(f"{name}/{step}")
         prompt = conversation.prompt(screen)
-        start = 60_000 + zlib.crc32(f"{name}/{step}".encode()) % 50_000
-        answer = array("I", range(start, start + ANSWER))
-        spans = (VersionSpan(0, 0, ANSWER),)
-        generation = Generation(array("I", token_ids(prompt)), answer, array("f", [-1.0] * ANSWER), spans, "")
+        answer = array("I", coded.text(f"{name}/{step}/{token}" for token in range(coded.answer)))
+        spans = (VersionSpan(0, 0, coded.answer),)
+        tokens, logprobs = array("I", coded.prompt(prompt)), array("f", [-1.0] * coded.answer)
+        generation = Generation(tokens, answer, logprobs, spans, "")
         samples.append(Sample(name, "g", step, prompt.images, generation, 1.0))
         conversation.add(Turn(screen, answer))
     return samples
-
-
-def token_ids(prompt: Prompt) -> list[int]:
-    """The prompt's tokens, with made-up ids of text."""
-    ids: list[int] = []
-    for part in prompt.parts:
-        match part:
-            case Tokens(sampled):
-                ids += sampled
-            case Image():
-                ids += [QWEN.image_token_id] * SCREEN
-            case Markup(text) | Text(text):
-                pieces = (text[start : start + CHARACTERS] for start in range(0, len(text), CHARACTERS))
-                ids += [zlib.crc32(piece.encode()) % 60_000 for piece in pieces]
-    return ids
 
 
 def cost(samples: Sequence[Sample], stride: int) -> Cost:

@@ -31,7 +31,7 @@ def test_two_ranks_train_then_one_continues(tmp_path: Path) -> None:
     ready = Counter(
         str(event["worker"]) for event in events(tmp_path) if event["event"] == "worker" and event["state"] == "ready"
     )
-    assert [ready[name] for name in ("train-0", "train-1", "rollout-0", "rollout-1")] == [2, 2, 2, 2], "before and after"
+    assert [ready[name] for name in ("train-0", "train-1", "rollout-0", "rollout-1")] == [2, 2, 2, 2]
     made = [int(event["update"]) for event in events(tmp_path) if event["event"] == "update"]
     assert made.count(1) == 1, "it went on from a checkpoint"
     checkpoint = newest_checkpoint(run)
