@@ -55,6 +55,8 @@ class JobRun:
     """Continue the run in the directory, or begin one if there is none yet."""
     parent_watch: bool = False
     """Interrupt the run when standard input closes."""
+    beside: Beside | None = None
+    """The dashboard that is started with the run's processes."""
 
 
 def check_before(config: Config, job: Job) -> None:
@@ -116,7 +118,6 @@ async def _run(wanted: JobRun, hold: Hold) -> dict[str, Any] | None:
         try:
             peak = trainer_peak(wanted.config, wanted.job) if wanted.local else None
             run = Run(wanted.config, wanted.directory, database, wanted.job, start, guard, peak)
-            beside = _dashboard(wanted)
         except Exception as error:  # whatever it is, it ends the run, which would be "running" in the database for ever
             why = Event(start.first_event, time.time(), "failed", to_json({"why": str(error)}))
             await database.append_events([why])
@@ -133,7 +134,7 @@ async def _run(wanted: JobRun, hold: Hold) -> dict[str, Any] | None:
         try:
             live = not wanted.quiet and sys.stdout.isatty()
             async with View(wanted.directory.path, run.status, live=live):
-                return await run.execute(_launch(wanted, run, beside))
+                return await run.execute(_launch(wanted, run))
         except Interrupted:
             path = wanted.directory.path
             click.echo(f"interrupted; all finished work is kept in {path}; {go_on(wanted.job.kind, path)}")
@@ -236,22 +237,12 @@ async def _begun(wanted: JobRun, database: Database) -> Start:
     return Start()
 
 
-def _dashboard(wanted: JobRun) -> Beside | None:
-    """The dashboard beside a training run, whose address is printed. Raises UserError for a host that fails, and a run
-    directory that cannot be written to."""
-    if not (isinstance(wanted.job, Train) and wanted.config.dashboard.enabled):
-        return None
-    beside = Beside.of(wanted.config, wanted.directory.path)
-    click.echo(beside.told(to_terminal=sys.stdout.isatty()))
-    return beside
-
-
-async def _launch(wanted: JobRun, run: Run, beside: Beside | None) -> None:
+async def _launch(wanted: JobRun, run: Run) -> None:
     """Start the local workers and the dashboard, and watch them until cancelled."""
     address = await run.address
     if not wanted.local:
         await asyncio.to_thread(wanted.directory.tell_address, address)
-    children = [beside.child()] if beside else []
+    children = [wanted.beside.child()] if wanted.beside else []
     if isinstance(wanted.job, Train) and wanted.config.tracking.to:
         children.append(tracking_child(wanted.directory.path))
     if wanted.local:

@@ -16,12 +16,13 @@ from rich.table import Table
 
 from dart.commands.evaluate import undone
 from dart.commands.running import JobRun, check_before, run_in_loop
-from dart.config import load
+from dart.config import Config, load
 from dart.coordinator.sampling.sources import POOL, SFT, check_sources
 from dart.core.evaluation.documents import ByDecoding
 from dart.errors import ProcessLost, UserError
 from dart.job import Train
 from dart.processes import secrets
+from dart.processes.beside import Beside
 from dart.processes.launcher import MOST_RESTARTS
 from dart.rundir import RunDirectory
 from dart.store.elsewhere.place import check
@@ -76,6 +77,7 @@ def train(options: TrainOptions) -> None:
         initial_weights=options.initial_weights,
         either=given is not None,
         parent_watch=options.parent_watch,
+        beside=_dashboard(config, directory),
     )
     summary = _to_the_end(wanted)
     if summary is None:
@@ -110,6 +112,18 @@ def _to_the_end(wanted: JobRun) -> dict[str, Any] | None:
                 err=True,
             )
             wanted = replace(wanted, resume=True)
+
+
+def _dashboard(config: Config, directory: RunDirectory) -> Beside | None:
+    """The run's dashboard, whose address is printed: the same for all processes of the run that this one starts.
+
+    Raises UserError for a host that fails, and a run directory that cannot be written to.
+    """
+    if not config.dashboard.enabled:
+        return None
+    beside = Beside.of(config, directory.path)
+    click.echo(beside.told(to_terminal=sys.stdout.isatty()))
+    return beside
 
 
 def _checkpoints(directory: RunDirectory) -> set[Path]:

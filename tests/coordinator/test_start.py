@@ -13,6 +13,7 @@ import pytest
 from store_samples import TASK, trajectory
 
 from dart import manifest
+from dart.commands import running
 from dart.commands.running import JobRun, run_in_loop
 from dart.config import BUILTIN_MODELS, load
 from dart.coordinator.start import starting_point
@@ -116,22 +117,25 @@ def test_a_finished_run_gets_its_summary_whoever_was_killed_before_it_was_writte
         run_in_loop(JobRun(config, run, Train(), quiet=True, resume=True))
 
 
-def test_a_run_whose_dashboard_cannot_listen_has_failed_and_goes_on_with_its_own_vocabulary_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_run_that_cannot_be_set_up_has_failed_and_goes_on_with_its_own_vocabulary_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def fails(*_: object) -> None:
+        raise UserError("no port is free")
+
+    monkeypatch.setattr(running, "Run", fails)
     moved = shutil.copytree(BUILTIN_MODELS / "tiny-qwen3vl", tmp_path / "moved")
-    nowhere = ("dashboard.host=192.0.2.1", "dashboard.port=0", "model.path=builtin:tiny-qwen3vl")
     directory = RunDirectory.at(tmp_path / "run")
-    with pytest.raises(UserError, match=r"dashboard.host is '192.0.2.1'"):
-        run_in_loop(JobRun(load(MINIWOB, nowhere), directory, Train(), quiet=True))
+    with pytest.raises(UserError, match="no port is free"):
+        run_in_loop(JobRun(load(MINIWOB, ("model.path=builtin:tiny-qwen3vl",)), directory, Train(), quiet=True))
     with sqlite3.connect(directory.database) as database:
         assert database.execute("select state from runs").fetchall() == [("failed",)], "not running for ever"
     for model, why, reference_told in (
         ("builtin:ladder-qwen3vl", "whose vocabulary is not that of the run", False),
-        ("builtin:tiny-qwen3vl", "dashboard.host", False),
-        (moved, "dashboard.host", True),
+        ("builtin:tiny-qwen3vl", "no port is free", False),
+        (moved, "no port is free", True),
     ):
-        config = load(MINIWOB, (*nowhere, f"model.path={model}"))
+        config = load(MINIWOB, (f"model.path={model}",))
         with pytest.raises(UserError, match=why):
             run_in_loop(JobRun(config, directory, Train(), quiet=True, resume=True))
         assert (f"the reference policy is now {model}" in capsys.readouterr().err) is reference_told
