@@ -17,7 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -151,7 +151,8 @@ def _known(places: list[tuple[str, str, float]], options: argparse.Namespace) ->
     """The runs of earlier calls that stay, by place. Raises UserError for those that this call would silently lose."""
     if options.anew and not options.only:
         return {}
-    known = [row for row in earlier(RESULT, _assumed()) if not (options.anew and options.only in row["set_up"])]
+    known = earlier(RESULT, _assumed(), tables=("named_timings",))
+    known = [row for row in known if not (options.anew and options.only in row["set_up"])]
     rows = {_identity(row): row for row in known}
     if lost := [place for place in rows if place not in places]:
         set_up, rung, hours = lost[0]
@@ -163,8 +164,10 @@ def _known(places: list[tuple[str, str, float]], options: argparse.Namespace) ->
     return rows
 
 
-def earlier(path: Path, assumed: Mapping[str, Any]) -> list[dict[str, Any]]:
+def earlier(path: Path, assumed: Mapping[str, Any], tables: Collection[str] = ()) -> list[dict[str, Any]]:
     """The runs in a results file, none without one. `assumed`: what the file says of all of them, under `results`.
+    `tables`: the names of what has an entry for each of several kinds of runs. The file may lack entries, because it
+    has no run of a kind that is new.
 
     Raises UserError if they were made with something else: runs that differ in it must not stand in one table.
     """
@@ -172,7 +175,12 @@ def earlier(path: Path, assumed: Mapping[str, Any]) -> list[dict[str, Any]]:
         return []
     found = json.loads(path.read_text(encoding="utf-8"))["results"]
     now = json.loads(json.dumps(assumed))
-    if other := [name for name in now if found.get(name) != now[name]]:
+
+    def same(name: str) -> bool:
+        was = found.get(name, {})
+        return was == now[name] or (name in tables and was.items() <= now[name].items())
+
+    if other := [name for name in now if not same(name)]:
         raise UserError(
             f"the runs in {path} were made with other {', '.join(other)}: restore what they were made with, or move "
             "the file away, or discard it with --anew alone"

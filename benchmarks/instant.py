@@ -52,7 +52,7 @@ IMAGE_CACHE_ENTRIES = 64
 READY_SECONDS, GOODBYE_SECONDS = 60.0, 15.0
 
 
-class InstantEnv:
+class InstantEnv(WorkerRole):
     """Answers with the same screenshot at once."""
 
     role = pb.ROLE_ENV
@@ -71,9 +71,6 @@ class InstantEnv:
             return pb.Released()
         last = isinstance(command, pb.Act) and command.last
         return pb.Observed(image=self._image, instruction=INSTRUCTION, done=last)
-
-    async def close(self) -> None:
-        pass
 
 
 class FreshEnv(InstantEnv):
@@ -99,7 +96,7 @@ class FreshEnv(InstantEnv):
         return observation_to_proto(Observation(image, INSTRUCTION), 0.0)
 
 
-class InstantPolicy:
+class InstantPolicy(WorkerRole):
     """Answers with the same tokens at once. `image_cache_entries`: how many screenshots it claims to cache; it caches
     none, but reads each one that comes as a digest only."""
 
@@ -140,11 +137,8 @@ class InstantPolicy:
                 read_shared(shared, digest)
             self._seen.note(digest, True)
 
-    async def close(self) -> None:
-        pass
 
-
-class InstantTrainer:
+class InstantTrainer(WorkerRole):
     """Keeps the pages of a batch until the last has arrived, like the real worker; then reads all screenshots."""
 
     role = pb.ROLE_TRAIN
@@ -174,9 +168,6 @@ class InstantTrainer:
                         read_shared(self._shared, image.sha256)
                         seen.add(image.sha256)
         return pb.Trained(update=command.update, weight_version=command.update)
-
-    async def close(self) -> None:
-        pass
 
 
 def _shared(config_json: str) -> SharedScreenshots | None:
@@ -275,8 +266,7 @@ def main() -> None:
 
 
 async def _serve(role: WorkerRole, address: str, name: str) -> None:
-    options = WorkerOptions(Dial(address), name, capabilities=getattr(role, "capabilities", ()))
-    await serve(role, options, asyncio.Event())
+    await serve(role, WorkerOptions(Dial(address), name), asyncio.Event())
 
 
 if __name__ == "__main__":

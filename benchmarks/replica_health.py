@@ -12,9 +12,10 @@ seconds from its repair until it serves a request, and until the end of the firs
 tenths as often as the other one.
 
 A transfer that hangs, as over NCCL when its other end is lost, parks the engine of one of four replicas: it serves
-nothing and answers nothing, ends `sync.timeout_seconds` and ten seconds later, and is started again. The row has the
-seconds until it serves again, and what the other three did in that time: the share of it in which they served (the rest
-went to their own weight updates), and their requests against the same time before.
+nothing and answers nothing, ends `sync.timeout_seconds` and ten seconds later, and is started again. There is a row
+for each of `--seeds` runs: the seconds until it serves again, and what the other three did in that time: the share of
+it in which they served (the rest went to their own weight updates), and their requests. Both are also compared with
+what they did on average in as long a time from each earlier weight update of the same replica on.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from benchmarks.results import write
@@ -155,24 +157,26 @@ def hung_transfer(hours: float, seed: int = 0) -> dict[str, Any]:
             f"--hours {hours:g}: a transfer hangs after {HANGS_AFTER_SECONDS / 3600:g} h, and the replica has to come "
             "back within the run: give more"
         )
-    start, end = hang.began, hang.serves_again
+    start, length = hang.began, hang.serves_again - hang.began
     others = [name for name in hang.asked if name != FAILING]
-    length = end - start
+    earlier = [at for at, _ in hang.pauses[FAILING] if at + length <= start]
 
     def serving(since: float) -> float:
         pauses = (pause for name in others for pause in hang.pauses[name])
         paused = sum(max(0.0, min(until, since + length) - max(at, since)) for at, until in pauses)
-        return round(1 - paused / (length * len(others)), 4)
+        return 1 - paused / (length * len(others))
 
-    during, before = (
-        sum(since <= at < since + length for name in others for at in hang.asked[name])
-        for since in (start, start - length)
-    )
+    def asked(since: float) -> int:
+        return sum(since <= at < since + length for name in others for at in hang.asked[name])
+
+    before = mean(map(serving, earlier))
     return {
-        "seconds_until_it_serves": round(end - start, 1),
-        "share_of_time_that_others_serve": serving(start),
-        "the_same_before": serving(start - length),
-        "requests_of_others_against_before": round(during / before, 3),
+        "seed": seed,
+        "seconds_until_it_serves": round(length, 1),
+        "share_of_time_that_others_serve": round(serving(start), 4),
+        "the_same_before": round(before, 4),
+        "share_against_before": round(serving(start) / before, 4),
+        "requests_of_others_against_before": round(asked(start) / mean(map(asked, earlier)), 3),
         "attempts_lost": summary["infrastructure_failures"],
         "given_up": summary["events"]["given_up"],
     }
@@ -233,13 +237,15 @@ def recovery(requests: Requests, repaired: float) -> dict[str, float | None]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hours", type=float, default=3.0, help="virtual time of each case")
+    parser.add_argument("--seeds", type=int, default=10, help="runs in which a transfer hangs")
     parser.add_argument("--out", type=Path, default=RESULT)
     options = parser.parse_args()
     try:  # first, because it is what `--hours` may be too short for
-        hung = {"set_up": HUNG_SET_UP.name, "hours": options.hours} | hung_transfer(options.hours)
+        hung = [hung_transfer(options.hours, seed) for seed in range(options.seeds)]
     except UserError as error:
         raise SystemExit(f"error: {error}") from None
-    print("a transfer hangs", hung)
+    for row in hung:
+        print("a transfer hangs", row)
     third = options.hours * 1200
     cases: dict[str, Fails] = {
         "two good": never,
@@ -260,7 +266,12 @@ def main() -> None:
         options.out,
         "replica_health",
         "the real coordinator; simulated environments, replicas, trainer and time",
-        {"set_up": SET_UP.name, "hours": options.hours, "cases": rows, "hung_transfer": hung},
+        {
+            "set_up": SET_UP.name,
+            "hours": options.hours,
+            "cases": rows,
+            "hung_transfer": {"set_up": HUNG_SET_UP.name, "hours": options.hours, "runs": hung},
+        },
     )
     print(options.out)
 

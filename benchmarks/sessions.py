@@ -42,7 +42,7 @@ from dart.v1 import control_pb2_grpc
 from dart.v1 import session_pb2 as pb
 from dart.wire.channel import OPTIONS, Dial
 from dart.wire.convert import image_to_proto
-from dart.wire.role import Command, Reply
+from dart.wire.role import Command, Reply, WorkerRole
 from dart.wire.worker import WorkerOptions, serve
 
 RESULT = Path(__file__).parent / "results" / "sessions.json"
@@ -64,7 +64,7 @@ class Apart(Dial):
         return grpc.aio.insecure_channel(self.address, options=(*OPTIONS, ("grpc.use_local_subchannel_pool", 1)))
 
 
-class SlowEnv:
+class SlowEnv(WorkerRole):
     """One slow environment; it adds to `delays` the milliseconds from each answer to the next command."""
 
     role = pb.ROLE_ENV
@@ -88,9 +88,6 @@ class SlowEnv:
         self._answered = time.perf_counter()
         last = isinstance(command, pb.Act) and command.last
         return pb.Observed(image=self._image, instruction="Click the button.", done=last)
-
-    async def close(self) -> None:
-        pass
 
 
 async def measure(sessions: int, seconds: float, image_bytes: int) -> dict[str, Any]:

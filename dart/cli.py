@@ -21,7 +21,7 @@ from dart.cli_options import (
     run_options,
     take,
 )
-from dart.errors import UserError
+from dart.errors import USER_ERROR, UserError
 from dart.launch.command import launch
 
 # Child processes call exec at once, so gRPC has nothing to prepare for a fork; it would log every one of them.
@@ -41,7 +41,7 @@ class _Group(click.Group):
             fail(str(error), error.exit_code)
 
 
-def fail(message: str, exit_code: int = 2) -> NoReturn:
+def fail(message: str, exit_code: int = USER_ERROR) -> NoReturn:
     click.echo(f"error: {message}", err=True)
     sys.exit(exit_code)
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+USER_ERROR, INTERRUPTED = 2, 130
+"""Exit codes of dart's commands: for something that the user can fix, and for a run that was told to end early."""
+
 
 class UserError(Exception):
     """Something the user can fix. The command line prints the message alone and exits with `exit_code`."""
 
-    def __init__(self, *arguments: object, exit_code: int = 2) -> None:
+    def __init__(self, *arguments: object, exit_code: int = USER_ERROR) -> None:
         super().__init__(*arguments)
         self.exit_code = exit_code
 
@@ -20,7 +23,7 @@ class ProcessLost(UserError):
     `why`: the message without that remedy, for those who apply it themselves.
     """
 
-    def __init__(self, why: str, *, exit_code: int = 2) -> None:
+    def __init__(self, why: str, *, exit_code: int = USER_ERROR) -> None:
         super().__init__(f"{why}; all finished work is kept, and --resume continues from it", exit_code=exit_code)
         self.why = why
 
@@ -30,6 +33,12 @@ def first_of(errors: BaseException) -> BaseException:
     while isinstance(errors, BaseExceptionGroup):
         errors = errors.exceptions[0]
     return errors
+
+
+def first_line(error: Exception) -> str:
+    """What the error says, for a sentence about it: its first line, of which at most 300 characters; or its type."""
+    lines = str(error).strip().splitlines()
+    return lines[0][:300] if lines else type(error).__name__
 
 
 @contextmanager

@@ -131,6 +131,10 @@ class RunDirectory:
         return self.secrets / "dashboard"
 
     @property
+    def learning_curve(self) -> Path:
+        return self.path / "learning_curve.png"
+
+    @property
     def evaluation(self) -> Path:
         return self.path / "evaluation.json"
 

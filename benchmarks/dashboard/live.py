@@ -54,7 +54,7 @@ DIFFERENT_BYTES = 16
 """The fewest bytes that make one screenshot differ from the others."""
 
 
-class PacedEnv:
+class PacedEnv(WorkerRole):
     """Answers an action after `seconds`, on average, with a fresh screenshot (a PNG, with bytes after its end). An
     episode ends after ten steps, on average; a quarter of them succeeds."""
 
@@ -81,9 +81,6 @@ class PacedEnv:
             return pb.Observed(done=True, reward=float(random.random() < 0.25))
         image = Image.of(self._picture + os.urandom(self._more_bytes), "image/png", 160, 224)
         return observation_to_proto(Observation(image, "click the button"), 0.0)
-
-    async def close(self) -> None:
-        pass
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from sqlalchemy import Connection, Table, create_engine, insert
 from dart.config.loading import load
 from dart.core.action import Action, Click, Drag, Finish, Point, Scroll, TypeText
 from dart.core.action_json import action_to_json
+from dart.core.fates import TRAINED, dropped
 from dart.rundir import RunDirectory
 from dart.screenshots.directory import ScreenshotDirectory, file_name
 from dart.store import tables as t
@@ -119,8 +120,8 @@ class _Maker:
         rate = min(0.95, 0.1 + 0.8 * number * GROUP / max(1, self._shape.trajectories))
         wins = [self._random.random() < rate for _ in range(min(GROUP, self._shape.trajectories - self._made))]
         mixed = len(set(wins)) > 1
-        fate = "trained" if mixed else "dropped: all succeeded" if wins[0] else "dropped: all failed"
-        reason = f"{sum(wins)} of {len(wins)} succeeded" if mixed else fate.removeprefix("dropped: ")
+        reason = f"{sum(wins)} of {len(wins)} succeeded" if mixed else "all succeeded" if wins[0] else "all failed"
+        fate = TRAINED if mixed else dropped(reason)
         opened = self._now
         for place, won in enumerate(wins, 1):
             self._trajectory(rows, f"{group}-{place}", group, task, won, fate, update - 1)
@@ -152,7 +153,7 @@ class _Maker:
             "pooled_from": "", "evidence_json": json.dumps({"done": won}), "more_json": None, "started": started,
             "finished": self._now,
         })  # fmt: skip
-        if fate == "trained":
+        if fate == TRAINED:
             rows[t.step_entropies].extend(self._entropy(name, index, version + 1) for index in range(count))
         self._made += 1
         self._steps += count
@@ -182,7 +183,7 @@ class _Maker:
         trainer = {"loss": self._random.gauss(0, 0.1), "entropy": 0.1, "kl_reference": 0.01, "clip_fraction": 0.0}
         told = {
             "update": update, "updates": update, "version": update, "trajectories": self._made,
-            "env_steps": self._steps, "success_rate": rate, "success_by_task": {}, "fates": {"trained": self._made},
+            "env_steps": self._steps, "success_rate": rate, "success_by_task": {}, "fates": {TRAINED: self._made},
             "env_utilisation": 0.9, "rollout_utilisation": 0.8, "trainer": trainer,
         }  # fmt: skip
         self._event(rows, "update", told)

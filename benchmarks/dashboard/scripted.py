@@ -21,7 +21,7 @@ WEIGHTS = "model.safetensors"
 """In a checkpoint: the file that holds only the version's number."""
 
 
-class ScriptedPolicy:
+class ScriptedPolicy(WorkerRole):
     """Says the same words on every turn."""
 
     role = pb.ROLE_ROLLOUT
@@ -51,11 +51,8 @@ class ScriptedPolicy:
             case _:
                 raise CommandError(pb.FAILURE_CODE_INVALID, f"{type(command).__name__} is not for this policy")
 
-    async def close(self) -> None:
-        pass
 
-
-class ScriptedTrainer:
+class ScriptedTrainer(WorkerRole):
     """Makes a version of every batch, without weights."""
 
     role = pb.ROLE_TRAIN
@@ -88,9 +85,6 @@ class ScriptedTrainer:
             case _:
                 raise CommandError(pb.FAILURE_CODE_INVALID, f"{type(command).__name__} is not for this trainer")
 
-    async def close(self) -> None:
-        pass
-
 
 @asynccontextmanager
 async def scripted_workers(address: str, text: str, trainer: WorkerRole | None = None) -> AsyncIterator[None]:
@@ -99,8 +93,7 @@ async def scripted_workers(address: str, text: str, trainer: WorkerRole | None =
     roles: dict[str, WorkerRole] = {"rollout-0": ScriptedPolicy(text), "train-0": trainer or ScriptedTrainer()}
     async with asyncio.TaskGroup() as tasks:
         for name, role in roles.items():
-            capabilities = getattr(role, "capabilities", ())
-            tasks.create_task(serve(role, WorkerOptions(Dial(address), name, capabilities=capabilities), stop))
+            tasks.create_task(serve(role, WorkerOptions(Dial(address), name), stop))
         try:
             yield
         finally:

@@ -68,10 +68,11 @@ class Growth:
         if (into := {1: self.early, 3: self.late}.get(4 * number // readings)) is not None:
             into.update(sys.intern(f"{type(one).__module__}.{type(one).__qualname__}") for one in gc.get_objects())
 
-    def most_grown(self, number: int = 8) -> dict[str, float]:
-        """Type → how many times as many there were in the last quarter as in the second, of those that gained most."""
+    def most_grown(self) -> dict[str, float]:
+        """Type → how many times as many there were in the last quarter as in the second, of the eight that gained
+        most."""
         gained = sorted(self.late, key=lambda name: self.early[name] - self.late[name])
-        return {name: round(self.late[name] / max(self.early[name], 1), 3) for name in gained[:number]}
+        return {name: round(self.late[name] / max(self.early[name], 1), 3) for name in gained[:8]}
 
 
 class _MallInfo(ctypes.Structure):

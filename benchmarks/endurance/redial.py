@@ -35,7 +35,7 @@ from dart.coordinator.summary import machine, software, write_json
 from dart.v1 import control_pb2_grpc
 from dart.v1 import session_pb2 as pb
 from dart.wire.channel import OPTIONS, Dial
-from dart.wire.role import Command, Reply
+from dart.wire.role import Command, Reply, WorkerRole
 from dart.wire.session import Key
 from dart.wire.worker import WorkerOptions, serve
 
@@ -57,7 +57,7 @@ class Apart(Dial):
         return grpc.aio.insecure_channel(self.address, options=(*OPTIONS, ("grpc.use_local_subchannel_pool", 1)))
 
 
-class Counting:
+class Counting(WorkerRole):
     """An env worker that only counts; two commands of the same assignment must never overlap."""
 
     role = pb.ROLE_ENV

@@ -55,9 +55,9 @@ class Series:
         kept = sum(one <= at for one in self.at)
         return Series(self.at[:kept], self.values[:kept])
 
-    def later(self, share: float = 0.25) -> Series:
-        """Without the first `share` of the samples."""
-        first = int(len(self.at) * share)
+    def later(self) -> Series:
+        """Without the first quarter of the samples."""
+        first = len(self.at) // 4
         return Series(self.at[first:], self.values[first:])
 
 
@@ -70,12 +70,12 @@ def slope(at: Sequence[float], values: Sequence[float]) -> float:
     return sum((x - mean_at) * (y - mean) for x, y in zip(at, values, strict=True)) / spread if spread else 0.0
 
 
-def interval(series: Series, seed: int = 0) -> tuple[float, float]:
+def interval(series: Series) -> tuple[float, float]:
     """The 95 % interval of the slope, from residuals resampled in blocks around the fitted line."""
     estimate, mean_at, mean = slope(series.at, series.values), fmean(series.at), fmean(series.values)
     fitted = [mean + estimate * (x - mean_at) for x in series.at]
     residuals = [y - line for y, line in zip(series.values, fitted, strict=True)]
-    length, chance = max(1, len(residuals) // BLOCKS), random.Random(seed)
+    length, chance = max(1, len(residuals) // BLOCKS), random.Random(0)
     slopes = []
     for _ in range(BOOTSTRAPS):
         drawn: list[float] = []
@@ -97,11 +97,11 @@ def described(series: Series, unit: str) -> dict[str, object]:
     }  # fmt: skip
 
 
-def per_update(disk: Series, updates: Series, window: int = WINDOW) -> Series:
+def per_update(disk: Series, updates: Series) -> Series:
     """Megabytes that each update added, over consecutive windows of samples; windows without an update are merged."""
     found = Series()
     before = 0
-    for now in range(window, len(disk.at), window):
+    for now in range(WINDOW, len(disk.at), WINDOW):
         made = updates.values[now] - updates.values[before]
         if made:
             found.add(disk.at[now], (disk.values[now] - disk.values[before]) / made)

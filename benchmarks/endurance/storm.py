@@ -62,17 +62,9 @@ class Storm:
     async def kill_worker(self, role: str) -> bool:
         return self.chance.choice(self.of_role(role)).kill_alone()
 
-    async def kill_engine(self) -> bool:
-        """Kill vLLM's engine process, a child of the roll-out worker."""
-        children = self.chance.choice(self.of_role("rollout")).children()
-        if not children:
-            return False
-        with contextlib.suppress(psutil.NoSuchProcess):
-            self.chance.choice(children).kill()
-        return True
-
-    async def kill_browser(self) -> bool:
-        children = self.chance.choice(self.of_role("env")).children()
+    async def kill_child(self, role: str) -> bool:
+        """Kill vLLM's engine process, a child of the roll-out worker, or the browser of an env worker."""
+        children = self.chance.choice(self.of_role(role)).children()
         if not children:
             return False
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -113,8 +105,8 @@ class Storm:
             "env worker killed": (3, lambda: self.kill_worker("env")),
             "replica killed": (2, lambda: self.kill_worker("rollout")),
             "trainer killed": (1, lambda: self.kill_worker("train")),
-            "engine process killed": (2, self.kill_engine),
-            "browser process killed": (3, self.kill_browser),
+            "engine process killed": (2, lambda: self.kill_child("rollout")),
+            "browser process killed": (3, lambda: self.kill_child("env")),
             "coordinator killed": (2, self.kill_coordinator),
             "worker stopped": (3, self.stop_worker),
             "coordinator stopped": (1, self.stop_coordinator),

@@ -24,6 +24,7 @@ from benchmarks.gpu import passes, pieces, update
 from benchmarks.gpu.bench import Bench, Result
 from benchmarks.gpu.record import RESULTS, file_of, record
 from benchmarks.gpu.subject import full, tiny
+from dart.errors import first_line
 
 MEASUREMENTS: dict[str, Callable[[Bench], Result]] = {
     "matmul": pieces.matmul,
@@ -77,7 +78,7 @@ def _measured(bench: Bench, name: str) -> Result:
     try:
         result = MEASUREMENTS[name](bench)
     except (torch.OutOfMemoryError, RuntimeError, AssertionError) as error:
-        result = {"failed": f"{type(error).__name__}: {str(error).splitlines()[0]}"}
+        result = {"failed": f"{type(error).__name__}: {first_line(error)}"}
     bench.clear()
     result["took_seconds"] = round(time.monotonic() - began, 2)
     print(json.dumps({name: result}), flush=True)

@@ -9,6 +9,7 @@ from benchmarks.gpu import subject as subjects
 from benchmarks.gpu.bench import Bench, Result
 from benchmarks.gpu.subject import Subject
 from dart.core.capacity import memory, work
+from dart.errors import first_line
 
 
 def _subject(bench: Bench, layers: int, blocks: int) -> Subject:
@@ -35,7 +36,7 @@ def trainer_memory(bench: Bench) -> Result:
 
         update()  # the optimiser makes its state
         peak = bench.peak_bytes(update)
-        found[layers, blocks] = {"peak_bytes": peak, "estimate_bytes": _estimate(bench, layers, blocks, batch)}
+        found[layers, blocks] = {"peak_bytes": peak, "estimate_bytes": _estimate(bench, layers, blocks, batch.load)}
         del subject, optimizer, batch, update
         bench.clear()
     result: Result = {f"{layers} layers, {blocks} blocks": one for (layers, blocks), one in found.items()}
@@ -50,8 +51,7 @@ def trainer_memory(bench: Bench) -> Result:
     return result
 
 
-def _estimate(bench: Bench, layers: int, blocks: int, batch: object) -> int:
-    load = subjects.load_of(bench.scale, batch)  # type: ignore[arg-type]
+def _estimate(bench: Bench, layers: int, blocks: int, load: work.Load) -> int:
     prompts = memory.Prompts(load.tokens, load.screenshots, load.patches // 4)
     set_up = memory.TrainerSetUp(
         checkpointing=True, reference=False, microbatch_tokens=load.tokens, runtime=0, fused=bench.fused
@@ -69,7 +69,7 @@ def one_row(bench: Bench) -> Result:
     for layers in (few, many):
         subject = _subject(bench, layers, blocks)
         batch = subjects.micro_batch(scale, subject, subjects.steps(scale), bench.device)
-        load, shape = subjects.load_of(scale, batch), subjects.shape_of(scale, layers, blocks)
+        load, shape = batch.load, subjects.shape_of(scale, layers, blocks)
         for frozen in (False, True):
             subject.freeze_vision(frozen)
             subject.zero_grad(set_to_none=True)
@@ -124,7 +124,7 @@ def attention(bench: Bench) -> Result:
         except (torch.OutOfMemoryError, RuntimeError) as error:
             # Gigabytes of scores, or a kernel that this build or card does not have.
             subject.zero_grad(set_to_none=True)
-            without[backend.name.lower()] = str(error).splitlines()[0]
+            without[backend.name.lower()] = first_line(error)
     gain = {name: round(value / seconds["default"], 3) for name, value in seconds.items()}
     return {"chosen": chosen, "seconds": seconds, "over_default": gain, "not_possible": without}
 

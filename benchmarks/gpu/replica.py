@@ -29,7 +29,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from benchmarks.gpu.models import SCREENSHOT_TOKENS, UI_TARS_7B
 from benchmarks.gpu.record import RESULTS, file_of, name_of, record
@@ -46,25 +46,10 @@ from dart.workers.rollout.engine import Engine
 from dart.workers.rollout.starting import encoder_cache_tokens
 from dart.worlds import from_pixels
 
-if TYPE_CHECKING:
-    from vllm.outputs import RequestOutput
-
 Result = dict[str, object]
 FULL_HD, SMALL = (1920, 1080), (160, 224)
 SMALL_TOKENS = 35
 REPEATS = 3
-
-
-class Counting(Engine):
-    """Counts prompt tokens, and those of them that were found in the prefix cache."""
-
-    prompt_tokens = 0
-    cached_tokens = 0
-
-    def _generation(self, output: RequestOutput) -> Generation:
-        self.prompt_tokens += len(output.prompt_token_ids or ())
-        self.cached_tokens += output.num_cached_tokens or 0
-        return super()._generation(output)
 
 
 def agent_of(stride: int) -> Agent:
@@ -99,7 +84,7 @@ async def answer(engine: Engine, name: str, parts: Sequence[Any], tokens: int) -
     return await engine.generate(name, parts, 1.0, tokens)
 
 
-async def decoding(engine: Counting, options: argparse.Namespace) -> Result:
+async def decoding(engine: Engine, options: argparse.Namespace) -> Result:
     """Seconds of a pass, from the difference of long and short answers."""
     counts, short, long = ((1, 2), 4, 24) if options.tiny else ((1, 8, 16, 32), 20, 200)
 
@@ -120,7 +105,7 @@ async def decoding(engine: Counting, options: argparse.Namespace) -> Result:
     return {"seconds_per_pass": found}
 
 
-async def prompts(engine: Counting, options: argparse.Namespace) -> Result:
+async def prompts(engine: Engine, options: argparse.Namespace) -> Result:
     """One request alone, one token each."""
     size = SMALL if options.tiny else FULL_HD
     whole, continued = [], []
@@ -155,14 +140,14 @@ def _turn(picture: Image) -> Turn:
     return Turn(picture, tuple(range(20, 20 + ANSWER)), truncated=True)
 
 
-async def episodes(engine: Counting, options: argparse.Namespace, stride: int) -> Result:
+async def episodes(engine: Engine, options: argparse.Namespace, stride: int) -> Result:
     """All at once; each begins its next step when its answer has come, as if environments took no time."""
     number, steps, tokens = (2, 7, 8) if options.tiny else (options.episodes, options.steps, ANSWER)
     size = SMALL if options.tiny else FULL_HD
     base = 100_000 * stride
     pictures = [[screenshot(base + 1000 * e + s, size) for s in range(steps)] for e in range(number)]
-    engine.prompt_tokens = engine.cached_tokens = 0
     latencies: list[float] = []
+    answers: list[Generation] = []
 
     async def episode(index: int) -> None:
         conversation = Conversation(agent_of(stride), f"Stride {stride}, episode {index}.".ljust(SYSTEM, "x"))
@@ -171,20 +156,22 @@ async def episodes(engine: Counting, options: argparse.Namespace, stride: int) -
             prompt = conversation.prompt(picture)
             made = await answer(engine, f"e{stride}-{index}-{step}", prompt.parts, tokens)
             latencies.append(time.perf_counter() - began)
+            answers.append(made)
             conversation.add(Turn(picture, made.token_ids, truncated=made.truncated))
 
     began = time.perf_counter()
     await asyncio.gather(*(episode(index) for index in range(number)))
     seconds = time.perf_counter() - began
+    asked = sum(len(made.prompt_token_ids) for made in answers)
     return {
         "episodes": number, "steps": steps, "answer_tokens": tokens, "seconds": seconds,
-        "steps_per_second": number * steps / seconds, "prompt_tokens": engine.prompt_tokens,
-        "cached_share": engine.cached_tokens / max(1, engine.prompt_tokens),
+        "steps_per_second": number * steps / seconds, "prompt_tokens": asked,
+        "cached_share": sum(made.cached_tokens or 0 for made in answers) / asked,
         "median_step_seconds": statistics.median(latencies), "longest_step_seconds": max(latencies),
     }  # fmt: skip
 
 
-def memory_of(engine: Counting, config: RolloutWorkerConfig, folder: Path) -> Result:
+def memory_of(engine: Engine, config: RolloutWorkerConfig, folder: Path) -> Result:
     """The KV cache that the engine made, and the estimate of everything with it."""
     shape = read_shape(json.loads((folder / "config.json").read_text(encoding="utf-8")))
     set_up = memory.ReplicaSetUp(
@@ -231,8 +218,7 @@ async def measure(options: argparse.Namespace, gpus: Sequence[str], keep: Callab
     config = config_of(options.folder, options)
     before = used(gpus)
     began = time.monotonic()
-    engine = await Counting.start(config)
-    assert isinstance(engine, Counting)
+    engine = await Engine.start(config)
     try:
         taken: Result = {
             "start_seconds": time.monotonic() - began,

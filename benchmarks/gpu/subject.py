@@ -20,7 +20,6 @@ from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedMode
 from benchmarks.gpu.models import UI_TARS_7B
 from dart.config import BUILTIN_MODELS
 from dart.core.capacity.shape import Shape, read_shape
-from dart.core.capacity.work import Load, causal_pairs
 from dart.core.types import Generation, Image, Sample, VersionSpan
 from dart.workers.train import batch as batches
 from dart.workers.train import model as train_model
@@ -174,18 +173,6 @@ def micro_batch(
     digests = {image.sha256 for sample in samples for image in sample.images}
     images = {digest: Processed(torch.randn(count, values), None, scale.grid, count // 4) for digest in digests}
     return batches.collate(rows, images, layout).to(device)
-
-
-def load_of(scale: Scale, batch: batches.MicroBatch) -> Load:
-    """What a pass over it goes over; its rows are causal."""
-    rows, length = batch.input_ids.shape
-    return Load(
-        tokens=rows * length,
-        pairs=rows * causal_pairs(length),
-        responses=len(batch.token_ids),
-        screenshots=len(set(batch.image_index)),
-        patches=scale.grid[1] * scale.grid[2],
-    )
 
 
 def forward_backward(subject: torch.nn.Module, batch: batches.MicroBatch, *, mixed: bool = True) -> None:

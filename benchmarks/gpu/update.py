@@ -22,7 +22,8 @@ from benchmarks.gpu.bench import Bench, Result
 from benchmarks.gpu.subject import Scale
 from benchmarks.gpu.weights import TOKENS
 from dart.config import TrainWorkerConfig
-from dart.core.capacity import memory, work
+from dart.core.capacity import memory
+from dart.core.capacity.work import Work
 from dart.v1 import image_pb2 as ipb
 from dart.v1 import session_pb2 as pb
 from dart.v1 import trajectory_pb2 as tpb
@@ -64,7 +65,7 @@ def update(bench: Bench) -> Result:
     middle = counted[len(counted) // 2]
     seconds = middle["update_seconds"]
     encoded = trainer.encoded.encoded if trainer.encoded else 0
-    done = _operations(scale, middle["computed_tokens"])
+    done = Work(middle["model_operations"], middle["recomputed_operations"])
     result |= {
         "episodes": len(episodes), "steps": len(samples), "tokens": scale.episodes * _row_tokens(scale),
         "screenshots": scale.episodes * scale.screenshots, "encoded": encoded, "seconds": seconds,
@@ -149,28 +150,6 @@ def _screenshot(scale: Scale, rng: random.Random) -> ipb.Image:
         sha256=hashlib.sha256(data).digest(), media_type="image/png", width_pixels=width, height_pixels=height,
         data=data,
     )  # fmt: skip
-
-
-def _load(scale: Scale) -> work.Load:
-    """Of an update; its screenshots were encoded in the first one, and that is kept."""
-    length = _row_tokens(scale)
-    return work.Load(
-        tokens=scale.episodes * length,
-        pairs=scale.episodes * work.causal_pairs(length),
-        responses=scale.episodes * scale.screenshots * scale.answer,
-        screenshots=0,
-        patches=0,
-    )
-
-
-def _operations(scale: Scale, trained_tokens: float) -> work.Work:
-    """trained_tokens: of the rows that selection leaves."""
-    load = _load(scale)
-    passes = work.Passes(
-        score=True, reference=True, trained_share=trained_tokens / load.tokens, recompute=True, vision_trains=False,
-        weights_train=False,
-    )  # fmt: skip
-    return work.update(subjects.shape_of(scale, scale.full_layers, scale.full_blocks), load, passes)
 
 
 def _estimate(scale: Scale, trainer: Trainer) -> int:

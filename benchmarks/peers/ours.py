@@ -31,6 +31,7 @@ from dart.coordinator.sampling.episodes import Writer, sample
 from dart.coordinator.service.journal import Journal
 from dart.core.curation.batches import ReleasedGroup
 from dart.core.curation.orders import Order
+from dart.core.fates import TRAINED
 from dart.core.progress import Progress
 from dart.core.types import Generation, Image, Prompt, Step, Task, Termination, Trajectory, VersionSpan
 from dart.malloc import keep_memory
@@ -159,7 +160,7 @@ async def _steps(share: bool, warm: float, seconds: float) -> None:
                     f"{in_database} and {kept} screenshots"
                 )
             fates = progress.counts.fates
-            trained = fates.get("trained", 0)
+            trained = fates.get(TRAINED, 0)
             tally.report(
                 stored_trajectories=in_database,
                 stored_screenshots=kept,

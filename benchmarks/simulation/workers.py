@@ -23,6 +23,7 @@ from dart.v1 import image_pb2, weights_pb2
 from dart.v1 import session_pb2 as pb
 from dart.wire.capabilities import RESCORE
 from dart.wire.convert import image_to_proto
+from dart.wire.session import assignment_of
 
 _SCREEN = image_to_proto(Image.of(b"a screenshot", "image/png", 1920, 1080))
 _TEXT = "Thought: the next thing to click is here\nAction: click(start_box='(960,540)')"
@@ -251,7 +252,18 @@ class SimulatedTrainer(SimulatedWorker):
         self.checkpoints = False
         """Whether checkpoint folders are written, which a resume looks for."""
         self.saving_seconds = 60.0
+        self._taken: set[tuple[str, int, int, int]] = set()
         super().__init__(fleet, "train", 1, transfer_host="127.0.0.1")
+
+    def put(self, message: pb.SessionResponse, rest: Sequence[bytes] = (), /) -> None:
+        """A command that comes again reminds of one that is under way (`Boundary`): nothing is done twice."""
+        if (assignment := assignment_of(message)) is not None:
+            page = message.train_batch.page  # 0 in every other command
+            taken = (assignment.assignment_id, assignment.attempt, assignment.sequence, page)
+            if taken in self._taken:
+                return
+            self._taken.add(taken)
+        super().put(message, rest)
 
     def train_batch(self, command: pb.TrainBatch) -> None:
         if command.page + 1 < command.pages:

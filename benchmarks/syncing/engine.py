@@ -14,11 +14,8 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+from dart.workers.rollout.errors import RequestAbortedError
 from dart.workers.rollout.gate import Gate
-
-
-class RequestAbortedError(Exception):
-    """The request was ended before it was finished."""
 
 
 class NoSlotError(Exception):

@@ -59,7 +59,7 @@ class Hands:
         role = ROLES[command["role"]](command["name"], self._index, self._say)
         await serve(
             role,
-            WorkerOptions(Dial(command["address"]), command["name"], capabilities=getattr(role, "capabilities", ())),
+            WorkerOptions(Dial(command["address"]), command["name"]),
             asyncio.Event(),
         )
         del role

@@ -15,14 +15,16 @@ from typing import Any, Protocol
 
 import torch
 
-from benchmarks.syncing.engine import NoSlotError, Received, RequestAbortedError, SleepingEngine
+from benchmarks.syncing.engine import NoSlotError, Received, SleepingEngine
 from benchmarks.syncing.plan import MARK, Scene, tensor_list
 from dart.v1 import session_pb2 as pb
 from dart.v1 import weights_pb2 as wpb
 from dart.wire.capabilities import RECEIVES_WHILE_SERVING
-from dart.wire.role import Command, CommandError, Reply
+from dart.wire.role import Command, CommandError, Reply, WorkerRole
+from dart.workers.rollout.errors import RequestAbortedError
 from dart.workers.train.senders import Senders, Snapshots
 from dart.workers.weights.gloo import Group, receive
+from dart.workers.weights.requests import init_info, update_info
 from dart.workers.weights.transfer import TensorSpec, TransferError, specs_from_proto, specs_to_proto
 
 MODES = {wpb.PAUSE_MODE_KEEP: "keep", wpb.PAUSE_MODE_DRAIN: "drain", wpb.PAUSE_MODE_ABORT: "abort"}
@@ -127,17 +129,16 @@ class GlooReceiver:
 class NcclReceiver:
     """vLLM's own receiving engine, driven as in `dart.workers.rollout.engine`; what it unpacks is copied at once.
 
-    Never run on the machine that this was written on, which has no GPU.
+    It has never been run over NCCL itself; tests/workers/weights/test_weights_nccl.py runs it without a GPU.
     """
 
     def __init__(self, weights: Weights, device: torch.device, timeout_seconds: float) -> None:
         from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine
 
-        self._weights, self._device = weights, device
+        self._weights, self._device, self._timeout_seconds = weights, device, timeout_seconds
         parallel = SimpleNamespace(data_parallel_index=0, world_size=1, rank=0)
         config = SimpleNamespace(parallel_config=parallel, model_config=None)
-        model = SimpleNamespace(load_weights=self._load)
-        self._engine: Any = NCCLWeightTransferEngine(None, config, device, model)
+        self._engine: Any = NCCLWeightTransferEngine(None, config, device, self)
         self._group_id = ""
 
     def receive(self, group: wpb.TransferGroup, specs: Sequence[TensorSpec]) -> float:
@@ -149,14 +150,11 @@ class NcclReceiver:
         try:
             if self._group_id != group.group_id:
                 self.close()
-                init = {"master_address": group.host, "master_port": group.port, "rank_offset": 1,
-                        "world_size": group.world_size, "packed": True}  # fmt: skip
+                init = init_info("nccl", group, self._timeout_seconds)
                 self._engine.init_transfer_engine(self._engine.parse_init_info(init))
                 self._group_id = group.group_id
             joined = time.monotonic()
-            names, dtypes = [spec.name for spec in specs], [spec.dtype for spec in specs]
-            update = {"names": names, "dtype_names": dtypes, "shapes": [list(spec.shape) for spec in specs]}
-            self._engine.receive_weights(self._engine.parse_update_info(update))
+            self._engine.receive_weights(self._engine.parse_update_info(update_info("nccl", 0, specs)))
             torch.cuda.synchronize(self._device)
         except (RuntimeError, ValueError, OSError, AssertionError) as error:
             self.close()
@@ -168,12 +166,13 @@ class NcclReceiver:
             self._group_id = ""
             self._engine.shutdown()
 
-    def _load(self, tensors: list[tuple[str, torch.Tensor]]) -> None:
+    def load_weights(self, tensors: list[tuple[str, torch.Tensor]]) -> None:
+        """As the model that the engine loads into."""
         for name, tensor in tensors:
             self._weights[name].copy_(tensor)
 
 
-class RandomTrainer:
+class RandomTrainer(WorkerRole):
     """`dart.wire.role.WorkerRole`: an update makes a version at once; sending is as in `TrainRole`.
 
     One thing differs over NCCL: the tensors are on the GPU, whereas `TrainRole` stages them in host memory.
@@ -227,7 +226,7 @@ class RandomTrainer:
         self._weights, self._snapshots, self._senders = {}, Snapshots(), None
 
 
-class SleepingReplica:
+class SleepingReplica(WorkerRole):
     """`dart.wire.role.WorkerRole`, answering as `RolloutRole` does; a request's length is its `max_tokens`."""
 
     role = pb.ROLE_ROLLOUT

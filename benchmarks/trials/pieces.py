@@ -24,13 +24,12 @@ from typing import BinaryIO
 from benchmarks.trials import sources
 from benchmarks.trials.sources import Code
 from dart.coordinator.summary import write_json
-from dart.errors import UserError
+from dart.errors import INTERRUPTED, UserError
 from dart.processes.logs import last_line
 from dart.rundir import RunDirectory
 from dart.store.lock import is_held
 from dart.store.records import GroupKind
 
-INTERRUPTED = 130
 ENDING_SECONDS = 120.0
 """A piece that has not ended this long after its interruption is killed."""
 LOOK_SECONDS = 60.0

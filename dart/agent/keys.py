@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import string
 
+from dart.core.action import PUNCTUATION
+
 # keysym: the name to write, then other names that are accepted
 _NAMED: dict[str, tuple[str, ...]] = {
     "Control_L": ("ctrl", "control", "ctrlleft", "lctrl"),
@@ -43,14 +45,6 @@ _NAMED: dict[str, tuple[str, ...]] = {
     **{f"F{number}": (f"f{number}",) for number in range(1, 25)},
 }
 
-_PUNCTUATION: dict[str, str] = {
-    "!": "exclam", '"': "quotedbl", "#": "numbersign", "$": "dollar", "%": "percent", "&": "ampersand",
-    "'": "apostrophe", "(": "parenleft", ")": "parenright", "*": "asterisk", "+": "plus", ",": "comma", "-": "minus",
-    ".": "period", "/": "slash", ":": "colon", ";": "semicolon", "<": "less", "=": "equal", ">": "greater",
-    "?": "question", "@": "at", "[": "bracketleft", "\\": "backslash", "]": "bracketright", "^": "asciicircum",
-    "_": "underscore", "`": "grave", "{": "braceleft", "|": "bar", "}": "braceright", "~": "asciitilde",
-}  # fmt: skip
-
 
 def _folded(name: str) -> str:
     return name.lower().replace("_", "")
@@ -63,19 +57,19 @@ _NUMBER_PAD: dict[str, str] = {
 """pyautogui's names of its keys, which write the same as the keys beside the letters."""
 _CHARACTERS: dict[str, str] = {
     " ": "space",
-    **_PUNCTUATION,
+    **PUNCTUATION,
     **{letter: letter for letter in string.ascii_lowercase + string.digits},
     **{letter.upper(): letter for letter in string.ascii_lowercase},
 }
 _KEYSYMS: dict[str, str] = {
-    **{keysym: keysym for keysym in _PUNCTUATION.values()},
+    **{keysym: keysym for keysym in PUNCTUATION.values()},
     **{_folded(keysym): keysym for keysym in _NAMED},
     **{name: keysym for keysym, names in _NAMED.items() for name in names},
     **_NUMBER_PAD,
 }
 _NAMES: dict[str, str] = {
     **{letter: letter for letter in string.ascii_lowercase + string.digits},
-    **{keysym: character for character, keysym in _PUNCTUATION.items()},
+    **{keysym: character for character, keysym in PUNCTUATION.items()},
     **{keysym: names[0] for keysym, names in _NAMED.items()},
 }
 

@@ -23,12 +23,6 @@ def shown_at_most(screenshots: int, turns: int) -> int:
     return min(screenshots, turns + 1)
 
 
-def drops_at(step: int, screenshots: int, turns: int, stride: int) -> bool:
-    """Whether the prompt of this step (from 0) drops something, and so does not continue the one before it."""
-    most = shown_at_most(screenshots, turns)
-    return step >= most and (step - most) % stride == 0
-
-
 def window(count: int, screenshots: int, turns: int, stride: int) -> Window:
     """The window after `count` turns, which is that of the step with index `count`.
 

@@ -69,7 +69,8 @@ def policy_loss(
     value = recipe.objective(tokens, recipe.clip_low, recipe.clip_high)
     checks.flat(length_of=steps.index, objective=value)
     with torch.no_grad():
-        # A token is clipped where the clipped surrogate is the smaller branch, the one without gradient.
+        # Where PPO's clipped surrogate would have no gradient, whatever the objective: for grpo, the share of tokens
+        # that are clipped; for others, only how far the policy has moved.
         clipped = torch.where(
             advantages > 0, ratio > 1 + recipe.clip_high, (ratio < 1 - recipe.clip_low) & (advantages < 0)
         )

@@ -31,26 +31,15 @@ def token_ratio(new: torch.Tensor, old: torch.Tensor, bound: float = LARGEST_LOG
     return bounded(new - old.detach(), bound).exp()
 
 
-def sequence_ratio(
-    new: torch.Tensor, old: torch.Tensor, steps: Steps, bound: float = LARGEST_LOG_RATIO
-) -> torch.Tensor:
-    """s = (π(y) / π_old(y))^(1/|y|) = exp(1/|y| Σ_t log(π(a_t) / π_old(a_t))) (GSPO, arXiv 2507.18071).
-
-    y is the step's response; its s is repeated at each of its tokens. Each has the gradient s/|y| Σ_u ∂ log π(a_u), so
-    every token's term moves every token of the step. The mean log-ratio is `bounded`.
-    """
-    checks.flat(new=new, old=old)
-    return steps.spread(bounded(steps.means(new - old.detach()), bound).exp())
-
-
 def sequence_token_ratio(
     new: torch.Tensor, old: torch.Tensor, steps: Steps, bound: float = LARGEST_LOG_RATIO
 ) -> torch.Tensor:
     """s_t = sg[s] · π(a_t) / sg[π(a_t)], sg stopping the gradient (GSPO-token, arXiv 2507.18071).
 
-    Its value is s; its gradient s · ∂ log π(a_t), token t's own. Summed over a step whose tokens weigh the same, the
-    gradient is that of `sequence_ratio`; where weights differ by token (w does), each stays with its token. A step
-    whose mean log-ratio is beyond the bound has no gradient.
+    Its value is GSPO's s = (π(y) / π_old(y))^(1/|y|) = exp(1/|y| Σ_t log(π(a_t) / π_old(a_t))), y being the step's
+    response; its gradient is s · ∂ log π(a_t), token t's own. Summed over a step whose tokens weigh the same, the
+    gradient is that of s at each token; where weights differ by token (w does), each stays with its token. The mean
+    log-ratio is `bounded`: a step beyond the bound has no gradient.
     """
     checks.flat(new=new, old=old)
     mean = steps.spread(steps.means((new - old).detach()))

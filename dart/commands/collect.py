@@ -22,7 +22,7 @@ from dart.commands.running import JobRun, check_before, run_in_loop, seed_range
 from dart.config import Config, load, parse
 from dart.coordinator.sampling.endpoint import probe
 from dart.coordinator.summary import write_json
-from dart.errors import UserError
+from dart.errors import INTERRUPTED, UserError
 from dart.job import Collect, Teacher
 from dart.rundir import RunDirectory
 from dart.store.dataset import check_writable, write_dataset
@@ -71,7 +71,7 @@ def collect(options: CollectOptions) -> None:
     rows = asyncio.run(_write(directory, _source(plan, config)))
     if summary is None:
         click.echo(f"{rows} steps in {directory.dataset}")
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
     report(summary["collected"], directory, rows)
     if rows:
         click.echo(f"train from it: dart train {options.config} --set 'curation.pool.sources=[{directory.path}]'")

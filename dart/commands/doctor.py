@@ -18,12 +18,13 @@ import click
 
 from dart.agent import resizing
 from dart.config import BUILTIN_SUITE, Config, Environment, load
-from dart.errors import UserError
+from dart.errors import USER_ERROR, UserError
 from dart.job import Job, Train
 from dart.processes import fits
 from dart.processes.gpus import gpus_here, place
 from dart.trackers.base import KINDS, installed
 from dart.wire.channel import listen
+from dart.worlds.missing import problem
 from dart.worlds.plugs import find, read_options
 
 QWEN2_5 = "Qwen2_5_VLForConditionalGeneration"
@@ -37,20 +38,20 @@ def doctor(config_path: Path | None, overrides: Sequence[str] = ()) -> None:
     config = load(config_path, overrides) if config_path else None
     bad = 0
     for name, check in checks(config, Train()):
-        problem = check()
-        bad += problem is not None
-        click.echo(f"{'missing' if problem else 'ok     '}  {name}" + (f": {problem}" if problem else ""))
+        why = check()
+        bad += why is not None
+        click.echo(f"{'missing' if why else 'ok     '}  {name}" + (f": {why}" if why else ""))
     for note in fits.notes(config, Train()) if config else ():
         click.echo(f"needs    {note}")
     for warning in (*warnings(config), *fits.warnings(config, Train())) if config else ():
         click.echo(f"warning  {warning}")
     click.echo("nothing is missing" if not bad else f"{bad} to fix")
-    sys.exit(2 if bad else 0)
+    sys.exit(USER_ERROR if bad else 0)
 
 
 def problems(config: Config, job: Job) -> list[str]:
     """The problems that keep this config's job from running here; empty when there are none."""
-    return [problem for _, check in checks(config, job) if (problem := check()) is not None]
+    return [why for _, check in checks(config, job) if (why := check()) is not None]
 
 
 def checks(config: Config | None, job: Job) -> list[tuple[str, Callable[[], str | None]]]:
@@ -90,11 +91,7 @@ def checks(config: Config | None, job: Job) -> list[tuple[str, Callable[[], str 
 def _stores(config: Config) -> str | None:
     from dart.store.elsewhere.place import check
 
-    try:
-        check(config.run, config.checkpoint.upload)
-    except UserError as error:
-        return str(error)
-    return None
+    return problem(lambda: check(config.run, config.checkpoint.upload))
 
 
 def _loss(kind: str) -> str | None:
@@ -223,14 +220,14 @@ def _world(environment: Environment | None) -> list[tuple[str, Callable[[], str 
         asked = world.checks_with_screen(read, environment.viewport) if environment else world.checks(read)
         machine = list(asked.items())
     except UserError as error:
-        problem = str(error)
-        return [("world", lambda: problem)]
+        why = str(error)
+        return [("world", lambda: why)]
 
     def tasks() -> str | None:
         if environment is None or any(check() for _, check in machine):
             return None  # reported already
         names = environment.tasks.all
-        wrong = [problem for name in names if (problem := _told(partial(world.check_tasks, read, (name,))))]
+        wrong = [why for name in names if (why := problem(partial(world.check_tasks, read, (name,))))]
         return wrong[0] + (f" ({len(wrong) - 1} more names are wrong)" if len(wrong) > 1 else "") if wrong else None
 
     return [*machine, ("task names", tasks)] if environment else machine
@@ -246,21 +243,8 @@ def _world_warnings(environment: Environment) -> list[str]:
     return [f"{environment.kind} tasks: {warning}" for warning in world.warnings(options, environment.tasks.all)]
 
 
-def _told(check: Callable[[], None]) -> str:
-    """What the UserError of a check says; empty if it raises none."""
-    try:
-        check()
-    except UserError as error:
-        return str(error)
-    return ""
-
-
 def _gpus(config: Config, job: Job) -> str | None:
-    try:
-        place(config, job, gpus_here())
-    except UserError as error:
-        return str(error)
-    return None
+    return problem(lambda: place(config, job, gpus_here()))
 
 
 def _port(config: Config) -> str | None:

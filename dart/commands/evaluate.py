@@ -29,7 +29,7 @@ from dart.coordinator.sampling.evaluation import instances
 from dart.coordinator.summary import write_json
 from dart.core.evaluation.documents import Against, Document, Interval, Protocol, Rate, Side, Success
 from dart.core.evaluation.outcomes import compare
-from dart.errors import UserError
+from dart.errors import INTERRUPTED, UserError
 from dart.job import Address, Evaluate
 from dart.rundir import RunDirectory
 
@@ -83,12 +83,12 @@ def evaluate(options: EvaluateOptions) -> None:
     begun = resumed or RunDirectory.make(config.run.directory, f"{config.run.name}-eval")
     document = _run(JobRun(config, begun, job, options.quiet, resume=resumed is not None, local=local))
     if document is None:
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
     if isinstance(other, Config):
         second = RunDirectory.make(other.run.directory, f"{other.run.name}-eval-against")
         if (found := _run(JobRun(other, second, Evaluate(trained=trained), options.quiet))) is None:
             click.echo(f"{document['checkpoint']} has been evaluated: compare with it by --against {begun.path}")
-            sys.exit(130)
+            sys.exit(INTERRUPTED)
         other = found
     if other is not None:
         document["against"] = _against(document, other)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypedDict, cast
 import click
 
 from dart.core.evaluation.documents import Document, Interval, Side
+from dart.core.progress import take_up
 from dart.rundir import RunDirectory
 from dart.store.lines import read_lines
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 class Update(TypedDict):
     """The fields of an `update` event that are drawn."""
 
+    update: int
     train_seconds: float
     success_rate: float | None
     """None where nothing was sampled."""
@@ -60,7 +62,7 @@ def learning_curve(directory: RunDirectory) -> Path | None:
     speed.plot(minutes, [update["rollout_utilisation"] for update in updates], label="roll-out utilisation")
     speed.set_ylim(0, 1.02)
     _axes(speed, "minutes of training", "share of time", "Utilisation")
-    picture = _saved(figure, directory.path / "learning_curve.png")
+    picture = _saved(figure, directory.learning_curve)
     plt.close(figure)
     return picture
 
@@ -90,16 +92,20 @@ def _held_out(axes: Axes, decoding: str, colour: str, at: Mapping[str, float], r
 
 
 def read_metrics(directory: RunDirectory) -> tuple[list[Update], dict[str, dict[str, Interval]]]:
-    """The run's updates in order, and its evaluations by decoding and label."""
+    """The updates of the run's policy in order, and its evaluations by decoding and label."""
     kinds = tuple(f'{{"event": "{kind}"' for kind in ("update", "evaluation"))
     wanted = (line for line in read_lines(directory.metrics) if line.startswith(kinds))
     events = [event for line in wanted if (event := _event(line)) is not None]
+    updates: dict[int, Update] = {}
     evaluations: dict[str, dict[str, Interval]] = {}
     for event in events:
         if event["event"] == "evaluation":
             results = evaluations.setdefault(str(event.get("decoding", "sampled")), {})
             results[str(event["label"])] = cast("Interval", event)
-    return [cast("Update", event) for event in events if event["event"] == "update"], evaluations
+        else:
+            update = cast("Update", event)
+            take_up(updates, update["update"], update)
+    return list(updates.values()), evaluations
 
 
 def _event(line: str) -> dict[str, object] | None:

@@ -22,7 +22,7 @@ from dart.config.tasks import MOST_SEEDS
 from dart.coordinator.run import Interrupted, Run
 from dart.coordinator.sampling.evaluation import settings_of
 from dart.coordinator.start import MOST_UNWRITTEN_EVENTS, Start, starting_point
-from dart.coordinator.summary import write_json
+from dart.coordinator.summary import Summary, write_json
 from dart.core.json_text import to_json
 from dart.errors import UserError
 from dart.inspection.condition import go_on
@@ -86,7 +86,7 @@ def seed_range(written: str) -> tuple[int, int] | None:
     return (int(first), int(last)) if int(first) < int(last) <= MOST_SEEDS else None
 
 
-def run_in_loop(wanted: JobRun) -> dict[str, Any] | None:
+def run_in_loop(wanted: JobRun) -> Summary | None:
     """Run to the end: the summary, or None when the run was interrupted."""
     import uvloop
 
@@ -105,7 +105,7 @@ def run_in_loop(wanted: JobRun) -> dict[str, Any] | None:
         return uvloop.run(_run(wanted, hold))
 
 
-async def _run(wanted: JobRun, hold: Hold) -> dict[str, Any] | None:
+async def _run(wanted: JobRun, hold: Hold) -> Summary | None:
     wanted.directory.settle(wanted.config)
     async with await wanted.directory.open_to_work(create=not wanted.resume) as database:
         database.wait_at_most(wanted.config.run.database_wait_seconds)
@@ -141,7 +141,7 @@ async def _run(wanted: JobRun, hold: Hold) -> dict[str, Any] | None:
             return None
 
 
-async def _finished(wanted: JobRun, database: Database) -> dict[str, Any] | None:
+async def _finished(wanted: JobRun, database: Database) -> Summary | None:
     """The summary of a training run that has finished. Its process may have been killed before it wrote the file."""
     record = await database.run()
     if record.kind is not RunKind.TRAINING or record.state != RunState.FINISHED or record.summary is None:

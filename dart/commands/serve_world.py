@@ -12,13 +12,12 @@ import asyncio
 import base64
 import contextlib
 import importlib
-import importlib.util
 import json
 import os
 import random
 import secrets
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -38,6 +37,7 @@ from dart.v1 import session_pb2 as pb
 from dart.wire.channel import TOKEN_ENVIRONMENT, address_of, listen
 from dart.wire.convert import action_to_proto, image_from_proto, task_to_proto
 from dart.wire.role import CommandError, Offering, WorkerRole
+from dart.worlds.missing import package
 from dart.worlds.plugs import check
 
 if TYPE_CHECKING:
@@ -79,9 +79,8 @@ class Host(WorkerRole, Offering, Protocol):
 def serve_world(options: ServeOptions) -> None:
     """Serve until Ctrl-C or SIGTERM. Raises UserError for anything that the user can fix."""
     environment = load(options.config, options.overrides).environment
-    for name in PACKAGES:
-        if importlib.util.find_spec(name) is None:
-            raise UserError(f"the package {name} is not installed: run `pip install 'dart-gui-rl[serve]'`")
+    if missing := package(*PACKAGES, extra="serve"):
+        raise UserError(missing)
     token = os.environ.pop(TOKEN_ENVIRONMENT, None)
     if not token and not is_loopback(options.host):
         raise UserError(f"--host {options.host} is open to the network: set {TOKEN_ENVIRONMENT}, or use 127.0.0.1")
@@ -138,13 +137,9 @@ async def _serve(environment: Environment, listening: socket.socket, token: str 
 def _http_server(app: Starlette) -> uvicorn.Server:
     import uvicorn
 
-    class Server(uvicorn.Server):
-        @contextlib.contextmanager
-        def capture_signals(self) -> Iterator[None]:
-            """Leave signals alone: uvicorn's own would raise them once more at the end."""
-            yield
+    from dart.processes.http import HttpServer
 
-    return Server(
+    return HttpServer(
         uvicorn.Config(
             app, log_level="warning", lifespan="off", ws_max_size=MOST_REQUEST_BYTES, timeout_graceful_shutdown=5
         )

@@ -8,7 +8,6 @@ import json
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.console import Console
@@ -18,12 +17,13 @@ from dart.commands.evaluate import undone
 from dart.commands.running import JobRun, check_before, run_in_loop
 from dart.config import Config, load
 from dart.coordinator.sampling.sources import POOL, SFT, check_sources
+from dart.coordinator.summary import Summary
 from dart.core.evaluation.documents import ByDecoding
-from dart.errors import ProcessLost, UserError
+from dart.core.fleet.restarts import MOST_RESTARTS
+from dart.errors import INTERRUPTED, ProcessLost, UserError
 from dart.job import Train
 from dart.processes import secrets
 from dart.processes.beside import Beside
-from dart.processes.launcher import MOST_RESTARTS
 from dart.rundir import RunDirectory
 from dart.store.elsewhere.place import check
 from dart.wire.channel import listen, listening_host
@@ -81,7 +81,7 @@ def train(options: TrainOptions) -> None:
     )
     summary = _to_the_end(wanted)
     if summary is None:
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
     from dart.commands.plot import learning_curve
 
     picture = learning_curve(directory)
@@ -92,7 +92,7 @@ def train(options: TrainOptions) -> None:
     report(summary, directory.path, picture)
 
 
-def _to_the_end(wanted: JobRun) -> dict[str, Any] | None:
+def _to_the_end(wanted: JobRun) -> Summary | None:
     """As `run_in_loop`. With local workers, a run whose trainer was lost, or that hangs, is resumed with new processes,
     at most MOST_RESTARTS times in a row without a new checkpoint. Raises UserError."""
     restarts = 0
@@ -160,7 +160,7 @@ def _is_free(host: str, port: int) -> bool:
     return False
 
 
-def report(summary: dict[str, Any], directory: Path, picture: Path | None) -> None:
+def report(summary: Summary, directory: Path, picture: Path | None) -> None:
     """Print the outcome of the run."""
     before, after = summary["success_before"], summary["success_after"]
     if after:

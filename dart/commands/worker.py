@@ -12,7 +12,6 @@ import signal
 import socket
 import time
 from pathlib import Path
-from typing import Any
 
 from dart.errors import UserError
 from dart.malloc import keep_memory
@@ -70,13 +69,10 @@ def run_worker(
         first_seconds=COORDINATOR_SECONDS if run is not None else None,
         address_now=None if run is None else lambda: _told_address(run),
     )
-    work: Any = _load(role)
-    options.capabilities = getattr(work, "capabilities", ())
-    options.rank, options.world_size = getattr(work, "rank", 0), getattr(work, "world_size", 1)
-    if options.world_size > 1:
-        options.worker_id = f"{options.worker_id}-{options.rank}"
-    if preload := getattr(work, "preload", None):
-        preload()  # work that must be done before there are threads or an event loop
+    work = _load(role)
+    if work.world_size > 1:
+        options.worker_id = f"{options.worker_id}-{work.rank}"
+    work.preload()
     import uvloop
 
     reason = uvloop.run(_serve(work, options, ending_seconds))

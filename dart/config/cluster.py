@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, JsonValue, model_validator
 
 from dart.config.base import Section
+from dart.core.fleet.restarts import MOST_RESTARTS
 
 Cpus = Annotated[float, Field(gt=0.0)]
 Lines = tuple[str, ...]
@@ -35,7 +36,7 @@ class Ray(Section):
         description="The coordinator runs on a node with this resource of Ray's; as it is, on the head node.",
     )
     restarts: int = Field(
-        3, ge=0, description="How often in a row a process that fails within ten minutes is started again."
+        MOST_RESTARTS, ge=0, description="How often in a row a process that fails within ten minutes is started again."
     )
 
 

@@ -47,5 +47,6 @@ class Curation(Section):
     max_staleness: int = Field(
         4,
         ge=0,
-        description="The most weight versions that a sample may be behind the trainer; older samples are dropped.",
+        description="The most weight versions that a token may be behind the trainer; a group with an older one is "
+        "dropped.",
     )

@@ -100,7 +100,9 @@ class Stop(Section):
     train_seconds: Seconds | None = Field(
         None, description="Seconds of training; evaluations do not count, and pauses do."
     )
-    env_steps: Positive | None = Field(None, description="Actions that environments took in training.")
+    env_steps: Positive | None = Field(
+        None, description="Steps of finished training trajectories, an unparsable last one included."
+    )
     success_rate: Fraction | None = Field(None, description="Success rate of the last `window` training trajectories.")
     window: Positive = Field(512, description="Trajectories.")
 

@@ -41,7 +41,7 @@ Each loop, what it consumes, what it waits for, and what wakes it:
     Journal.write_events  events                   an event                   whoever records one
     the watchdog          the times of progress    its bound                  the clock
     Housekeeping.run      the run's files          its pauses                 the clock; it checks that they are still
-      (three loops)                                                           there, and removes what nothing needs
+      (two loops)                                                             there, and removes what nothing needs
     Run._watch_stop       Ctrl-C, SIGTERM          the signal                 the user
     Run._watch_trainer    the loss of a rank       TrainerRanks.lost          the session; the run then ends
 

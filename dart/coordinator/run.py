@@ -34,7 +34,7 @@ from dart.coordinator.service.journal import Journal
 from dart.coordinator.service.status import Activity, StatusBoard
 from dart.coordinator.service.watching import Sampled, Stalled, Watch
 from dart.coordinator.start import Start
-from dart.coordinator.summary import about, training_summary, write_json
+from dart.coordinator.summary import Summary, about, training_summary, write_json
 from dart.coordinator.training.meter import Meter
 from dart.coordinator.training.ranks import TrainerLost, TrainerRanks
 from dart.coordinator.training.syncing import WeightSync
@@ -124,8 +124,7 @@ class Run:
             figures=self._training.figures, activity=self._activity, address=self._known_address, watch=self._watch,
             tasks=self.data.quarantine,
         )  # fmt: skip
-        self._guard = guard
-        self._housekeeping = self._make_housekeeping(guard)
+        self._guard, self._housekeeping = guard, self._make_housekeeping(guard)
         self._stop, self.hurry = asyncio.Event(), asyncio.Event()
         self._launcher_failed: Exception | None = None
         self._began = time.monotonic()
@@ -221,7 +220,7 @@ class Run:
 
     # ---- life ----
 
-    async def execute(self, launch: Coroutine[Any, Any, None] | None = None) -> dict[str, Any]:
+    async def execute(self, launch: Coroutine[Any, Any, None] | None = None) -> Summary:
         """Run to the end and return the summary. `launch`: starts local workers and watches them, until cancelled."""
         service = ControlService(self, self.journal, self.database)
         sessions = CoordinatorService(self.fleet, self.config.server, self.directory.name, self._welcome)
@@ -245,7 +244,7 @@ class Run:
                     await self.journal.flush(self.database)
                     self.journal.close()
 
-    async def _beside(self, launch: Coroutine[Any, Any, None]) -> dict[str, Any]:
+    async def _beside(self, launch: Coroutine[Any, Any, None]) -> Summary:
         """The run with its launcher, which ends after the run has sent the workers Bye."""
         with ungrouped(Interrupted, UserError):
             async with asyncio.TaskGroup() as tasks:
@@ -265,7 +264,7 @@ class Run:
         """This is why the run ends: the work sees only that workers leave, or that it is cancelled."""
         self._launcher_failed = error
 
-    async def work(self) -> dict[str, Any]:
+    async def work(self) -> Summary:
         """The phases and, however they end, the last journal entries and Byes. It needs no listening server."""
         try:
             summary = await self._with_background()
@@ -280,7 +279,7 @@ class Run:
         await self._goodbye()
         return summary
 
-    async def _with_background(self) -> dict[str, Any]:
+    async def _with_background(self) -> Summary:
         work = [
             self.fleet.reap(), self.journal.write_events(self.database), self.sync.run(), self._watch_stop(),
             self._watch.run(),
@@ -313,7 +312,7 @@ class Run:
         if self._trains:  # the file says that nothing is left to do, so it comes last
             write_json(self.directory.summary, summary)
 
-    async def _phases(self) -> dict[str, Any]:
+    async def _phases(self) -> Summary:
         await self._workers_ready()
         match self._job:
             case Collect():
@@ -329,7 +328,7 @@ class Run:
             case Train():
                 return await self._trained()
 
-    async def _trained(self) -> dict[str, Any]:
+    async def _trained(self) -> Summary:
         episodes = self.config.evaluation.episodes
         if episodes and self.config.evaluation.before and not self._start.update:
             await self._evaluate("before")
@@ -353,7 +352,7 @@ class Run:
         self._phase("evaluating")
         await self.evaluations.trained(label, self.progress.counts.version)
 
-    async def _collected(self, collect: Collect) -> dict[str, Any]:
+    async def _collected(self, collect: Collect) -> Summary:
         self._phase("collecting")
         source = self.collection = Collection(collect, self.config, self.database, self.envs, self._failures)
         async with teacher(collect, self.policy, self.config) as writer:
@@ -435,10 +434,10 @@ class Run:
         self.progress.phase_changed(phase)
         self.journal.event("phase", phase=phase, **more)
 
-    def _common(self) -> dict[str, Any]:
+    def _common(self) -> Summary:
         return about(self.directory.name, self.config, self._roster.versions)
 
-    def _summary(self) -> dict[str, Any]:
+    def _summary(self) -> Summary:
         figures, times = self._training.figures(), self._training.times
         assert times is not None, "the training phase has ended"
         return {

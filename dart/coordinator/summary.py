@@ -6,15 +6,19 @@ import os
 import platform
 from collections.abc import Mapping
 from dataclasses import asdict
-from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import dart
 from dart.config import Config
 from dart.coordinator.service.accounting import Times
+from dart.core.fates import TRAINED, cause_of
 from dart.core.json_text import to_json
-from dart.core.progress import TRAINED
 from dart.core.status import Figures
+from dart.versions import installed
+
+Summary = dict[str, Any]
+"""How a run ended, as summary.json has it."""
 
 
 def machine() -> dict[str, int | float | str]:
@@ -30,8 +34,8 @@ def machine() -> dict[str, int | float | str]:
 
 def software() -> dict[str, str]:
     """Versions of what the coordinator itself runs on; workers report theirs in Ready."""
-    names = ("grpcio", "protobuf", "SQLAlchemy", "uvloop")
-    return {"dart": dart.__version__, "python": platform.python_version()} | {n: metadata.version(n) for n in names}
+    libraries = installed("grpcio", "protobuf", "SQLAlchemy", "uvloop")
+    return {"dart": dart.__version__, "python": platform.python_version(), **libraries}
 
 
 def about(run: str, config: Config, versions: Mapping[str, str]) -> dict[str, object]:
@@ -54,7 +58,7 @@ def write_json(path: Path, value: Mapping[str, object], indent: int | None = 2) 
 
 def training_summary(figures: Figures, times: Times) -> dict[str, object]:
     """What the training phase came to, for summary.json."""
-    counts, dropped = figures.counts, "dropped: "
+    counts = figures.counts
     return {
         "train_seconds": round(figures.train_seconds, 2),
         "trajectories": counts.trajectories,
@@ -64,11 +68,12 @@ def training_summary(figures: Figures, times: Times) -> dict[str, object]:
         **asdict(figures.usage),
         "time": times.to_json(),
         "staleness": counts.staleness.to_json(),
-        "dropped": {name.removeprefix(dropped): n for name, n in counts.fates.items() if name.startswith(dropped)},
+        "dropped": {cause: n for fate, n in counts.fates.items() if (cause := cause_of(fate)) is not None},
         "trained": counts.fates.get(TRAINED, 0),
         "infrastructure_failures": counts.infrastructure_failures,
         "unparsable": counts.unparsable,
         "reading_rules": dict(counts.reading_rules),
+        "prefix_cached": counts.prefix_cached,
         "pooled": counts.pooled,
     }
 

@@ -6,6 +6,7 @@ are in `proto/dart/v1/action.proto`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,7 +21,14 @@ MOST_TOGETHER = 16
 MOST_HELD_SECONDS = 60.0
 """The longest that an action may hold a button, or a drag may take."""
 
-
+PUNCTUATION: Mapping[str, str] = {
+    "!": "exclam", '"': "quotedbl", "#": "numbersign", "$": "dollar", "%": "percent", "&": "ampersand",
+    "'": "apostrophe", "(": "parenleft", ")": "parenright", "*": "asterisk", "+": "plus", ",": "comma", "-": "minus",
+    ".": "period", "/": "slash", ":": "colon", ";": "semicolon", "<": "less", "=": "equal", ">": "greater",
+    "?": "question", "@": "at", "[": "bracketleft", "\\": "backslash", "]": "bracketright", "^": "asciicircum",
+    "_": "underscore", "`": "grave", "{": "braceleft", "|": "bar", "}": "braceright", "~": "asciitilde",
+}  # fmt: skip
+"""Characters that are neither letters, digits nor a space → X keysyms."""
 ROUNDING = 1e-6
 """In pixels: a pixel divided by the width and multiplied by it again may be a trifle less than it was."""
 

@@ -12,11 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
+from dart.core.curation.judging import STALE
+from dart.core.fates import cause_of
 from dart.core.status import Stall, Status, WorkerStatus
 from dart.core.watchdog import Kind, Overdue
 
 SAMPLERS = ("env", "rollout")
-STALE = "dropped: stale"
 MOST_LOST, MOST_NAMED = 100, 3
 """How many lost workers of a role are remembered, and how many of them a stall names."""
 END_TRAINER = "if it hangs, end that process: `dart train` then resumes by itself, other runs need --resume"
@@ -220,13 +221,13 @@ def _unsent(overdue: Overdue, scene: Scene, version: int) -> Stall:
 
 def _dropped(overdue: Overdue, scene: Scene) -> Stall:
     fates = {name: count - scene.before.get(name, 0) for name, count in scene.status.figures.counts.fates.items()}
-    lost = [fate for fate, count in fates.items() if count > 0 and fate != "trained"]
+    lost = [fate for fate, count in fates.items() if count > 0 and cause_of(fate) is not None]
     worst = max(lost, key=lambda fate: fates[fate], default="nothing yet")
     advice = (
         "tasks that always fail or always succeed teach nothing: choose others (environment.tasks), begin with a "
         "policy that succeeds at times, or use curation.pool"
     )
-    if worst == STALE:
+    if cause_of(worst) == STALE:
         advice = (
             "what replicas sample is too old when its turn to be trained on comes: see in `dart status` which replica "
             "lacks the newest weights, or raise curation.max_staleness or sync.max_unavailable"

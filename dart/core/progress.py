@@ -10,16 +10,19 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from dart.core.curation.batches import ReleasedGroup
+from dart.core.fates import TRAINED
 from dart.core.json_text import JSON
 from dart.core.types import Termination, Trajectory, plain_fields
+
+T = TypeVar("T")
 
 RECENT_PER_TASK = 128
 """The success rate of one task is taken over this many trajectories."""
 RECENT_TIMES = 64
 """The durations of this many trajectories and updates are remembered, to know what is slow for this run."""
-TRAINED = "trained"
 WHOLE = (int,)
 
 
@@ -55,7 +58,7 @@ class Counts:
     trajectories: int = 0
     """Finished training trajectories."""
     env_steps: int = 0
-    """Actions in those trajectories."""
+    """Steps of those trajectories, an unparsable last one included."""
     weight_syncs: int = 0
     infrastructure_failures: int = 0
     """Attempts that ended because of a worker, not because of the policy."""
@@ -66,10 +69,19 @@ class Counts:
     trained_tokens: int = 0
     """Tokens of prompts and responses."""
     fates: Mapping[str, int] = field(default_factory=dict)
-    """Trajectories by fate: "trained", or "dropped: " and the cause."""
+    """Trajectories by fate (`dart.core.fates`), the undecided ones left out."""
     staleness: StalenessCounts = field(default_factory=StalenessCounts)
     reading_rules: Mapping[str, int] = field(default_factory=dict)
     """Steps by the rule that reading their text took; a text in the strict grammar takes none."""
+    prompt_tokens: int = 0
+    """Tokens of the prompts in those trajectories, where the replica says how many its prefix cache had."""
+    cached_tokens: int = 0
+    """The tokens of them that the prefix cache had."""
+
+    @property
+    def prefix_cached(self) -> float | None:
+        """The share of prompts' tokens that replicas had in their prefix cache; None if no replica says."""
+        return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else None
 
     def to_json(self) -> dict[str, JSON]:
         """The form in the events of metrics.jsonl. `update` is the same as `updates`."""
@@ -79,6 +91,7 @@ class Counts:
             "fates": dict(self.fates),
             "staleness": self.staleness.to_json(),
             "reading_rules": dict(self.reading_rules),
+            "prefix_cached": None if self.prefix_cached is None else round(self.prefix_cached, 4),
         }
 
     def whole(self) -> dict[str, int]:
@@ -120,7 +133,7 @@ class Progress:
         self.paused = False
         """A person has paused sampling for training."""
         self._counts = Counts()
-        self._new_trajectories = self._new_steps = self._new_unparsable = 0
+        self._new_trajectories = self._new_steps = self._new_unparsable = self._new_prompt = self._new_cached = 0
         self._new_fates: Counter[str] = Counter()
         self._new_rules: Counter[str] = Counter()
         """Not in `_counts` yet, because trajectories and groups end far more often than anybody reads the counters."""
@@ -149,13 +162,15 @@ class Progress:
                 trajectories=was.trajectories + self._new_trajectories,
                 env_steps=was.env_steps + self._new_steps,
                 unparsable=was.unparsable + self._new_unparsable,
+                prompt_tokens=was.prompt_tokens + self._new_prompt,
+                cached_tokens=was.cached_tokens + self._new_cached,
                 fates=dict(Counter(was.fates) + self._new_fates) if self._new_fates else was.fates,
                 reading_rules=dict(Counter(was.reading_rules) + self._new_rules)
                 if self._new_rules
                 else was.reading_rules,
             )
             self._new_fates, self._new_rules = Counter(), Counter()
-            self._new_trajectories = self._new_steps = self._new_unparsable = 0
+            self._new_trajectories = self._new_steps = self._new_unparsable = self._new_prompt = self._new_cached = 0
         return self._counts
 
     # ---- events ----
@@ -173,6 +188,10 @@ class Progress:
         self._new_trajectories += 1
         self._new_steps += len(trajectory.steps)
         self._new_unparsable += trajectory.termination == Termination.UNPARSABLE
+        for turn in [step.generation for step in trajectory.steps]:
+            if turn.cached_tokens is not None:
+                self._new_prompt += len(turn.prompt_token_ids)
+                self._new_cached += turn.cached_tokens
         for rules in [step.reading_rules for step in trajectory.steps if step.reading_rules]:
             self._new_rules.update(rules.split())
         self._ended(trajectory.task.name, trajectory.success)
@@ -194,7 +213,7 @@ class Progress:
         self._counts = replace(self.counts, pooled=self.counts.pooled + 1)
 
     def dropped(self, fate: str, trajectories: int) -> None:
-        """This many trajectories will not be trained on. `fate`: as stored, "dropped: " and the cause."""
+        """This many trajectories will not be trained on. `fate`: as stored."""
         self._new_fates[fate] += trajectories
 
     def version_made(self, version: int, seconds: float | None) -> None:
@@ -284,6 +303,17 @@ class Progress:
     def slowest_update(self) -> float:
         """Seconds that the slowest recent update took; 0 before the first."""
         return max(self._update_seconds, default=0.0)
+
+
+def take_up(updates: dict[int, T], number: int, update: T) -> None:
+    """Add the update with this number to those before it, which are in ascending order.
+
+    A run that resumed from an earlier checkpoint makes updates again, and perhaps fewer: those of the policy that it
+    has abandoned go.
+    """
+    while updates and next(reversed(updates)) >= number:
+        updates.popitem()
+    updates[number] = update
 
 
 def _whole(told: JSON) -> int:

@@ -79,7 +79,7 @@ class WorkerStatus:
     role: str
     """ "env", "rollout" or "train"."""
     state: str
-    """ "starting", "ready", "syncing", "lost"; for a failing replica also "quarantined" or "probing"."""
+    """ "starting", "ready", "syncing"; for a failing replica also "quarantined" or "probing"."""
     slots: int
     busy: int
     weight_version: int

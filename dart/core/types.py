@@ -1,4 +1,4 @@
-"""The records that travel through the system: task, step, trajectory, group.
+"""The records that travel through the system: task, step, trajectory, sample, prompt.
 
 They are plain and frozen; state that changes (statistics, groups) is documented in the module that owns it.
 """
@@ -113,6 +113,8 @@ class Generation:
     text: str
     truncated: bool = False
     """The token limit ended it, not the stop token."""
+    cached_tokens: int | None = None
+    """How many of the prompt's tokens the engine had in its prefix cache; None: it does not say. Never stored."""
 
 
 @unguarded

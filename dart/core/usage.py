@@ -29,7 +29,7 @@ from enum import StrEnum
 
 
 class EnvState(StrEnum):
-    """The state of one environment. `RESETTING`, `ACTING`, `QUEUED` and `GENERATING` are within an episode."""
+    """The state of one environment."""
 
     RESETTING = "resetting"
     ACTING = "acting"
@@ -50,6 +50,9 @@ class EnvState(StrEnum):
     """There was no room for it, or its boot failed: its worker asks again later."""
     LOST = "lost"
     """Its worker is gone and has not come back."""
+
+
+WITHIN_EPISODE = frozenset({EnvState.RESETTING, EnvState.ACTING, EnvState.QUEUED, EnvState.GENERATING})
 
 
 class ReplicaState(StrEnum):

@@ -21,7 +21,7 @@ MOST_TASKS = 200
 """With more tasks than this, success by task is left out."""
 _COUNTERS = {
     "trajectories": "Finished training trajectories.",
-    "env_steps": "Actions in those trajectories.",
+    "env_steps": "Steps of those trajectories, an unparsable last one included.",
     "weight_syncs": "Replicas that took new weights.",
     "infrastructure_failures": "Attempts that ended because of a worker and not because of the policy.",
     "unparsable": "Steps whose text could not be read as an action.",
@@ -100,6 +100,10 @@ class _Live(Collector):
                 (("replicas",), it.figures.usage.rollout_utilisation),
                 (("trainer",), it.figures.usage.trainer_utilisation),
             ],
+        )  # fmt: skip
+        yield self._gauge(
+            "prefix_cached_ratio", "Share of prompts' tokens that replicas had in their prefix cache.", (),
+            lambda it: [] if it.figures.counts.prefix_cached is None else [((), it.figures.counts.prefix_cached)],
         )  # fmt: skip
         yield self._gauge(
             "staleness_versions", "Mean age of trained trajectories, in weight versions.", (),

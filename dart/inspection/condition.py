@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import grpc
-from sqlalchemy import func, select
 
 from dart.core.json_text import JSON
 from dart.core.status import Figures, Stall, Status
@@ -22,8 +21,8 @@ from dart.inspection.opening import RunFiles
 from dart.inspection.records import RunStatus
 from dart.inspection.wording import plain, quarantine_lines, stall_lines
 from dart.rundir import RunDirectory
-from dart.store import tables as t
-from dart.store.records import Event, RunKind, RunRecord, RunState
+from dart.store.reader import select_last_sequence, select_newest
+from dart.store.records import Event, RunKind, RunRecord, RunState, event_from_row
 from dart.v1 import control_pb2 as cpb
 from dart.v1 import control_pb2_grpc
 from dart.wire.channel import TOKEN_ENVIRONMENT, Dial, read_token
@@ -217,12 +216,7 @@ async def how_it_ended(files: RunFiles) -> Ended:
 
 async def newest_events(files: RunFiles, kind: str = "", limit: int = 1, after: int = 0) -> list[Event]:
     """The last events of a kind, or of all kinds, newest first. `after`: only those with a higher sequence number."""
-    c = t.events.c
-    wanted = select(t.events).where(c.run_id == files.run_id, c.sequence > after)
-    if kind:
-        wanted = wanted.where(c.kind == kind)
-    rows = await files.rows(wanted.order_by(c.sequence.desc()).limit(limit))
-    return [Event(row["sequence"], row["unix_seconds"], row["kind"], row["json"]) for row in rows]
+    return [event_from_row(row) for row in await files.rows(select_newest(files.run_id, kind, limit, after))]
 
 
 async def last_figures(files: RunFiles) -> Figures | None:
@@ -233,10 +227,7 @@ async def last_figures(files: RunFiles) -> Figures | None:
 
 async def last_sequence(files: RunFiles) -> int:
     """Sequence number of the newest event; 0 if there is none."""
-    rows = await files.rows(
-        select(func.max(t.events.c.sequence).label("last")).where(t.events.c.run_id == files.run_id)
-    )
-    return int(rows[0]["last"] or 0)
+    return int((await files.rows(select_last_sequence(files.run_id)))[0]["last"])
 
 
 def go_on(kind: RunKind, directory: Path) -> str:

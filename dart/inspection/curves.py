@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pydantic import JsonValue
 from sqlalchemy import func, select
 
+from dart.core.progress import take_up
 from dart.inspection.opening import RunFiles
 from dart.inspection.records import Curves, EvaluationPoint
 from dart.store import tables as t
@@ -37,12 +38,7 @@ async def curves(files: RunFiles) -> Curves:
         if row["kind"] == "evaluation":
             evaluations.append(_evaluation(row["unix_seconds"], data, next(reversed(updates), 0)))
             continue
-        number = int(data["update"])
-        # A run that resumed from an earlier checkpoint makes updates again, and perhaps fewer: those of the policy that
-        # it has abandoned do not count.
-        while updates and next(reversed(updates)) >= number:
-            updates.popitem()
-        updates[number] = (row["unix_seconds"], data)
+        take_up(updates, int(data["update"]), (row["unix_seconds"], data))
     numbers = list(updates)
     return Curves(
         updates=tuple(numbers),

@@ -194,7 +194,7 @@ class RunFiles:
         connection = self._connected(f"{uri}?{AS_IT_IS}")
         self._mode = AS_IT_IS
         self._then = self._now()
-        log = file.with_name(f"{file.name}-wal")
+        log = self.directory.write_ahead_log
         if log.is_file() and log.stat().st_size:
             self.notes.append(
                 f"{file.parent} cannot be written to, so {log.name} was not read: the newest trajectories are missing; "

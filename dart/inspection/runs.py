@@ -13,9 +13,8 @@ from pathlib import Path
 from pydantic import JsonValue
 from sqlalchemy import func, select
 
-from dart.core.status import Figures
 from dart.errors import UserError
-from dart.inspection.condition import newest_events
+from dart.inspection.condition import last_figures, newest_events
 from dart.inspection.opening import RunFiles, state_of
 from dart.inspection.records import Checkpoint, RunOverview, RunRow
 from dart.inspection.tokens import find_tokenizer
@@ -120,8 +119,7 @@ def _unreadable(id: str, directory: RunDirectory, problem: str) -> RunRow:
 
 async def run_row(files: RunFiles) -> RunRow:
     record = await files.record()
-    updates = await newest_events(files, "update")
-    figures = Figures.from_json(json.loads(updates[0].json)) if updates else None
+    figures = await last_figures(files)
     success = figures.success_rate if figures else None
     if record.kind == RunKind.EVALUATION:
         evaluated = await newest_events(files, "evaluation")

@@ -190,6 +190,7 @@ def _note(lines: dict[str, _Line], kind: str, at: float, sequence: int, data: Ma
     line = lines.setdefault(name, _Line(_role(name, kind)))
     match kind:
         case "worker":
+            line.role = str(data.get("role", line.role))
             line.change(at, str(data.get("state", "")), f"{data.get('slots', 0)} slots")
         case "sync_started":
             line.change(at, "syncing", f"version {data.get('version')}")
@@ -222,6 +223,7 @@ _MARKS = {"checkpoint": "checkpoint", "environments": "missing", "trainer_remark
 
 
 def _role(name: str, kind: str) -> str:
+    """A guess from the worker's name where the kind does not say it: older runs recorded no role."""
     if kind in _OF_TRAINER:
         return "train"
     if kind.startswith("sync") or kind in ("left_out", "replica_health"):

@@ -17,8 +17,8 @@ from dart.core.status import Quarantined, Stall, Status, WorkerStatus
 
 MOST_ROWS = 12
 """Tasks, or workers of one role, that are shown one by one; more are shown together."""
-SHOWN_ABOVE = ("updates", "trajectories")
-"""Counters that `headline` has words for."""
+SHOWN_ABOVE = ("updates", "trajectories", "prompt_tokens", "cached_tokens")
+"""Counters that `headline` and `details` have words for."""
 MOST_CHARACTERS = 300
 """Characters shown of one text from a worker."""
 
@@ -63,6 +63,8 @@ def details(status: Status) -> Iterator[str]:
         f"({usage.trained_tokens_per_minute / 60:,.0f} tokens/s), "
         f"trainer busy {usage.trainer_utilisation:.0%}"
     )
+    if counts.prefix_cached is not None:
+        yield f"prompts: {counts.prefix_cached:.0%} of their tokens were in a replica's prefix cache"
     for name, spent in (("environments", status.env_time), ("replicas", status.rollout_time)):
         if spent.seconds:
             yield f"{name}: {shares(spent.seconds)}"

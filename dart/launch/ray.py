@@ -24,10 +24,10 @@ import yaml
 
 from dart import __version__
 from dart.config import Config, load
-from dart.errors import UserError
+from dart.errors import INTERRUPTED, USER_ERROR, UserError
 from dart.launch.plan import Group, ending_seconds, plan
 from dart.launch.ray_cluster import Actor, RayCluster
-from dart.launch.restarts import COORDINATOR, INTERRUPTED, Action, End, Finish, Restarts, Say, Start, Stop
+from dart.launch.restarts import COORDINATOR, Action, End, Finish, Restarts, Say, Start, Stop
 from dart.launch.supervisor import FILES, Listening, Order, Place
 from dart.processes.secrets import AUTHORITY
 from dart.rundir import RunDirectory
@@ -230,7 +230,7 @@ class Driver:
                 self._act(self.restarts.listening(time.monotonic(), moved=moved))
             case (str(directory), str(problem)):
                 if problem:
-                    self.end = Finish(2, problem)
+                    self.end = Finish(USER_ERROR, problem)
                 else:
                     self.run_directory = directory
                     say(f"run {directory}")

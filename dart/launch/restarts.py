@@ -14,10 +14,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-USER_ERROR, INTERRUPTED = 2, 130
-LASTING_SECONDS = 600.0
-"""What has run for this long did not fail at its start: its failures are counted anew."""
-LONGEST_DELAY_SECONDS = 60.0
+from dart.core.fleet.restarts import LASTING_SECONDS, pause_seconds
+from dart.errors import INTERRUPTED, USER_ERROR
+
 COORDINATOR = "coordinator"
 
 
@@ -84,10 +83,6 @@ class _Failures:
         self.count = 1 if now - self.began > LASTING_SECONDS else self.count + 1
         return self.count
 
-    @property
-    def delay(self) -> float:
-        return min(2.0**self.count, LONGEST_DELAY_SECONDS)
-
 
 class Restarts:
     """The processes of one run. The caller carries out every action and reports each end, also of what it stopped."""
@@ -150,8 +145,9 @@ class Restarts:
             if left:
                 actions.append(self._stop(left))
         if not self._up & {COORDINATOR, *self._ranks}:
-            self._core.start(now + self._core.delay)
-            actions.append(self._start((COORDINATOR,), self._core.delay))
+            pause = pause_seconds(self._core.count)
+            self._core.start(now + pause)
+            actions.append(self._start((COORDINATOR,), pause))
         return actions
 
     def _worker_ended(self, name: str, end: End, now: float, stopped: bool) -> list[Action]:
@@ -164,7 +160,7 @@ class Restarts:
             count = failures.failed(now)
             if count > self._most:
                 return [Finish(1, _too_often(name, end, count))]
-            return [Say(f"{name} {end}: it is started again"), *self._start_workers([name], now, failures.delay)]
+            return [Say(f"{name} {end}: it is started again"), *self._start_workers([name], now, pause_seconds(count))]
         return self._start_workers([name], now) if self._listening else []
 
     def _start_workers(self, names: Iterable[str], now: float, delay: float = 0.0) -> list[Action]:

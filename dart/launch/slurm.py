@@ -23,7 +23,8 @@ import click
 
 from dart.config import Config, load
 from dart.config.cluster import Slurm
-from dart.errors import UserError
+from dart.core.fleet.restarts import LASTING_SECONDS, MOST_RESTARTS
+from dart.errors import INTERRUPTED, USER_ERROR, UserError
 from dart.launch.plan import GOODBYE_SECONDS, Group, plan
 from dart.rundir import RunDirectory
 
@@ -145,6 +146,10 @@ def _variables(settings: Slurm, run: Path) -> dict[str, str | int | Path]:
         "python": settings.python or sys.executable,
         "save_seconds": settings.signal_seconds - GOODBYE_SECONDS,
         "requeue": "yes" if settings.requeue else "no",
+        "most_restarts": MOST_RESTARTS,
+        "lasting_seconds": round(LASTING_SECONDS),
+        "user_error": USER_ERROR,
+        "interrupted": INTERRUPTED,  # of a coordinator that was told to end, and of the script then
     }
 
 

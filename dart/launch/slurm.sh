@@ -2,11 +2,8 @@
 # What follows is the same for every run. Started by sbatch, this script starts an srun for each part of the run; each
 # of its tasks is this script again, with the part's name, which keeps one process of the run alive.
 
-most_restarts=3       # of a process that keeps ending with an error soon after its start
-lasting_seconds=600   # one that ran for so long did not fail at its start
 pause_seconds=5
 worker_failed=1       # exit code of a job whose process cannot go on
-interrupted=130       # exit code of a coordinator that was told to end, and of this script then
 stopping=""
 child=""
 
@@ -32,7 +29,7 @@ keep() {
         done
         child=""
         if [ "$code" -eq "$interrupted" ]; then stopping=1; fi
-        if [ "$code" -eq 2 ] && ! begun; then return 2; fi # bad input
+        if [ "$code" -eq "$user_error" ] && ! begun; then return "$code"; fi
         if finished || [ -n "$stopping" ]; then break; fi
         if [ $((SECONDS - started)) -gt "$lasting_seconds" ]; then failures=0; fi
         if [ "$code" -ne 0 ]; then failures=$((failures + 1)); fi

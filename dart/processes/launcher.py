@@ -5,9 +5,9 @@ Each child is a process group of its own, so that Ctrl-C in the terminal reaches
 children in order: goodbye over the session, then SIGTERM to what is left of the group, then SIGKILL. Each child's
 standard input is a pipe from here: when this process dies, however it dies, the pipe closes and the child ends.
 
-A child that ends by itself during the run is restarted, at most `MOST_RESTARTS` times in a row if it keeps failing soon
-after its start. A child that exits with code 2 got invalid input, and ends the run with its message. The run goes on
-without a child that it does not need (`beside`), however that one ends.
+A child that ends by itself during the run is restarted after a pause, at most `MOST_RESTARTS` times in a row if it
+keeps failing soon after its start. A child that exits with code 2 got invalid input, and ends the run with its message.
+The run goes on without a child that it does not need (`beside`), however that one ends.
 """
 
 from __future__ import annotations
@@ -25,15 +25,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dart.config import Config
-from dart.errors import ProcessLost, UserError, ungrouped
+from dart.core.fleet.restarts import LASTING_SECONDS, MOST_RESTARTS, pause_seconds
+from dart.errors import USER_ERROR, ProcessLost, UserError, ungrouped
 from dart.job import Job, Train
 from dart.processes.gpus import gpus_here, place
 from dart.processes.logs import bound, last_line
 from dart.wire.channel import TOKEN_ENVIRONMENT, read_token
 
-MOST_RESTARTS = 3
-LASTING_SECONDS = 600.0
-"""A child that has run for this long did not fail at its start: its restarts are counted anew."""
 GOODBYE_SECONDS = 5.0
 MORE_SECONDS = 5.0
 """How much later an env worker ends itself if its parent's pipe has closed and nobody ends it."""
@@ -43,7 +41,6 @@ TERMINATE_SECONDS = 2.0
 KILLED_SECONDS = 5.0
 """Then only the kernel is waited for, which takes a moment to free the memory of a large process."""
 LOOK_AT_GROUPS_SECONDS = 0.05
-USER_ERROR_EXIT = 2
 SUMMARY = re.compile("={20,}")
 """The last line of what torchrun says of ranks that failed."""
 RANKS_CODE = r"^exitcode\s*: (-?\d+)"
@@ -174,9 +171,9 @@ class Launcher:
                 raise UserError(f"{child.name} cannot be started: {error}") from error
             if code == 0:
                 return
-            if time.monotonic() - began > LASTING_SECONDS and code != USER_ERROR_EXIT:
+            if time.monotonic() - began > LASTING_SECONDS and code != USER_ERROR:
                 restarts, has_worked = 0, True
-            if code == USER_ERROR_EXIT and not has_worked:  # afterwards it is the world that has changed, for a while
+            if code == USER_ERROR and not has_worked:  # afterwards it is the world that has changed, for a while
                 raise UserError(_last_words(self._log(child)) or f"{child.name} ended with code {code}")
             if not child.restart:
                 raise ProcessLost(f"{child.name} {self._end(child, code)}")
@@ -185,7 +182,9 @@ class Launcher:
                     f"{child.name} ended {MOST_RESTARTS + 1} times in a row; the last time it {self._end(child, code)}"
                 )
             restarts += 1
-            self._note(child, f"{self._end(child, code)}; restarted")
+            pause = pause_seconds(restarts)
+            self._note(child, f"{self._end(child, code)}; restarted after {pause:g} s")
+            await asyncio.sleep(pause)
 
     def _end(self, child: Child, code: int) -> str:
         log = self._log(child)

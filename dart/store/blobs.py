@@ -114,7 +114,7 @@ class BlobStore:
 
     def put(self, image: Image) -> None:
         """Stores an image's bytes. Without bytes (`data` empty) the blob must already be held, else BlobMissing is
-        raised. Raises BlobUnreachable, BlobUnreadable, and OSError where a directory fails."""
+        raised. Raises BlobError, and OSError where a directory fails."""
         self._asked(lambda: self._put(image))
 
     def _put(self, image: Image) -> None:
@@ -147,7 +147,7 @@ class BlobStore:
         return list(unique.values())
 
     def get(self, digest: bytes) -> bytes:
-        """The bytes of a digest. Raises BlobMissing, BlobCorrupt, BlobUnreachable, BlobUnreadable."""
+        """The bytes of a digest. Raises BlobError, and OSError where a directory fails."""
         try:
             data = self._asked(lambda: self._files.read(file_name(digest)))
         except FileNotFoundError:
@@ -167,7 +167,7 @@ class BlobStore:
         return self._held(digest) is not None
 
     def size(self, digest: bytes) -> int:
-        """Bytes of a blob. Raises BlobMissing."""
+        """Bytes of a blob. Raises BlobError, and OSError where a directory fails."""
         held = self._held(digest)
         if held is None:
             raise self._missing(digest)

@@ -6,8 +6,9 @@ number may read at the same time, and see only whole transactions. `Database` is
 `start_run` made, or the newest in the database when it was opened. Ids of groups and trajectories are unique over all
 runs.
 
-Groups go open → released → consumed; open and released ones may become dropped. Those of an evaluation go open →
-evaluated, and back if it goes on.
+Groups go open → released → consumed; open and released ones may become dropped. A resume from an older checkpoint
+releases consumed ones again, or drops those without screenshots. Those of an evaluation go open → evaluated, and back
+if it goes on. Those of a collection end as collected.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import URL, ColumnElement, Connection, Executable, Table, bindparam, delete, insert, select, update
 
+from dart.core.fates import DROPPED, PENDING, TRAINED
 from dart.core.json_text import to_json
 from dart.core.types import StepEntropy, Task, Trajectory
 from dart.failpoints import failpoint
@@ -187,7 +189,7 @@ class Database(Reader):
             "plan": plan,
             "kind": kind,
             "state": r.GroupState.OPEN,
-            "fate": r.PENDING,
+            "fate": PENDING,
             "opened": opened,
         }
 
@@ -202,7 +204,7 @@ class Database(Reader):
     async def add_trajectory(self, trajectory: Trajectory, attempt: int = 1) -> None:
         """Stores a finished roll-out of an open group: its screenshots, then its rows.
 
-        Raises BlobMissing if an image has no bytes here and none in the blob store.
+        An image without bytes must be in the blob store. Raises BlobError, and OSError where a directory fails.
         """
         await self.blobs.put_many_async(image for step in trajectory.steps for image in step.images)
         failpoint("screenshots-put")
@@ -220,7 +222,7 @@ class Database(Reader):
         planned = Counter(one.group_id for one in successes)
         rows = [
             self._group_row(group_id, task, planned[group_id], added, kind=r.GroupKind.COLLECTED)
-            | {"state": r.GroupState.COLLECTED, "fate": r.COLLECTED, "closed": added}
+            | {"state": r.GroupState.COLLECTED, "fate": r.GroupState.COLLECTED, "closed": added}
             for group_id, task in groups.items()
         ]
         keys = {(self.run_id, task.suite, task.name) for task in groups.values()}
@@ -231,7 +233,7 @@ class Database(Reader):
             connection.execute(insert(t.groups), rows)
             for success in successes:
                 self._insert_trajectory(connection, success, 1)
-            connection.execute(update(t.trajectories).where(c.group_id.in_(groups)).values(fate=r.COLLECTED))
+            connection.execute(update(t.trajectories).where(c.group_id.in_(groups)).values(fate=r.GroupState.COLLECTED))
 
         if rows:
             await self.write(write)
@@ -271,7 +273,7 @@ class Database(Reader):
             if pooled is not None:
                 self._insert_trajectory(connection, pooled, 1)
             # A failure that a pooled success replaced keeps that fate when its group becomes stale.
-            undecided = (c.group_id == group_id, c.fate.not_like(f"{r.DROPPED}%"))
+            undecided = (c.group_id == group_id, c.fate.not_like(f"{DROPPED}%"))
             connection.execute(update(t.trajectories).where(*undecided).values(fate=fate))
             self._set_fates(connection, fates or {})
             if advantages:
@@ -287,8 +289,8 @@ class Database(Reader):
 
         def write(connection: Connection) -> None:
             members = c.group_id.in_(select(g.id).where(*is_open))
-            connection.execute(update(t.trajectories).where(members).values(fate=r.EVALUATED))
-            over = {"state": r.GroupState.EVALUATED, "fate": r.EVALUATED, "closed": closed}
+            connection.execute(update(t.trajectories).where(members).values(fate=r.GroupState.EVALUATED))
+            over = {"state": r.GroupState.EVALUATED, "fate": r.GroupState.EVALUATED, "closed": closed}
             connection.execute(update(t.groups).where(*is_open).values(**over))
 
         await self.write(write)
@@ -297,7 +299,7 @@ class Database(Reader):
         """An evaluation that was cut off goes on: its group is open again, until `close_group`."""
         g = t.groups.c
         again = update(t.groups).where(g.id == group_id, g.state == r.GroupState.EVALUATED)
-        await self._execute(again.values(state=r.GroupState.OPEN, fate=r.PENDING, closed=None))
+        await self._execute(again.values(state=r.GroupState.OPEN, fate=PENDING, closed=None))
 
     def _set_fates(self, connection: Connection, fates: Mapping[str, str]) -> None:
         c = t.trajectories.c
@@ -311,7 +313,7 @@ class Database(Reader):
         Raises ValueError, and changes nothing, if one of them is not released: nothing is trained on twice.
         """
         g, c = t.groups.c, t.trajectories.c
-        values = {"state": r.GroupState.CONSUMED, "fate": r.TRAINED, "consumed_by_update": number}
+        values = {"state": r.GroupState.CONSUMED, "fate": TRAINED, "consumed_by_update": number}
 
         def write(connection: Connection) -> None:
             changed = connection.execute(
@@ -321,8 +323,8 @@ class Database(Reader):
                 raise ValueError(f"update {number}: only {changed.rowcount} of {len(group_ids)} groups are released")
             connection.execute(
                 update(t.trajectories)
-                .where(c.group_id.in_(group_ids), c.fate.not_like(f"{r.DROPPED}%"))
-                .values(fate=r.TRAINED)
+                .where(c.group_id.in_(group_ids), c.fate.not_like(f"{DROPPED}%"))
+                .values(fate=TRAINED)
             )
 
         await self.write(write)
@@ -342,7 +344,7 @@ class Database(Reader):
             dropped = set(connection.execute(unkept).scalars())
             self._change_consumed(connection, sorted(dropped), r.GroupState.DROPPED, r.UNKEPT)
             again = [name for name in ids if name not in dropped]
-            self._change_consumed(connection, again, r.GroupState.RELEASED, r.PENDING)
+            self._change_consumed(connection, again, r.GroupState.RELEASED, PENDING)
             return len(again)
 
         return await self.write(write)
@@ -352,7 +354,7 @@ class Database(Reader):
         for some in chunks(ids):
             values = {"state": state, "fate": fate, "consumed_by_update": None}
             connection.execute(update(t.groups).where(g.id.in_(some)).values(**values))
-            trained = (c.group_id.in_(some), c.fate == r.TRAINED)
+            trained = (c.group_id.in_(some), c.fate == TRAINED)
             connection.execute(update(t.trajectories).where(*trained).values(fate=fate))
 
     # ---- versions, syncs, checkpoints, events ----

@@ -203,7 +203,8 @@ def server_engine(url: URL, connections: int, *, read_only: bool = False) -> Eng
         )
     except (NoSuchModuleError, ModuleNotFoundError) as error:
         raise UserError(
-            f"database {shown(url)}: {error}: install its driver (the extra postgres), or use sqlite:///path/to/dart.db"
+            f"database {shown(url)}: {error}: install its driver (the extra postgres), or leave run.database out, for "
+            "run.db"
         ) from None
 
 

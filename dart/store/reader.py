@@ -13,6 +13,7 @@ from typing import Any, Self, TypeVar
 from sqlalchemy import URL, ColumnElement, Connection, RowMapping, Select, and_, case, exists, func, or_, select
 
 from dart.core.curation.planning import Result
+from dart.core.fates import PENDING, TRAINED
 from dart.core.progress import StoredCounts
 from dart.core.types import Step, Task
 from dart.errors import UserError
@@ -83,7 +84,8 @@ class Reader:
     # ---- trajectories and groups ----
 
     async def trajectory(self, trajectory_id: str, *, with_images: bool = False) -> r.StoredTrajectory | None:
-        """None when there is no such trajectory. `with_images` raises BlobMissing, BlobCorrupt."""
+        """None when there is no such trajectory. `with_images` raises BlobError, and OSError where a directory
+        fails."""
         found = await self._reader.run(
             lambda connection: _trajectories(connection, t.trajectories.c.id == trajectory_id)
         )
@@ -241,14 +243,14 @@ class Reader:
         own = [row for row in rows if not row["copy"]]
         fates: dict[str, int] = {}
         for row in rows:
-            if row["fate"] != r.PENDING:
+            if row["fate"] != PENDING:
                 fates[row["fate"]] = fates.get(row["fate"], 0) + row["count"]
         return StoredCounts(
             trajectories=sum(row["count"] for row in own),
             env_steps=sum(int(row["steps"]) for row in own),
             unparsable=sum(int(row["unparsable"]) for row in own),
             pooled=sum(row["count"] for row in rows if row["copy"]),
-            trained_steps=sum(int(row["steps"]) for row in rows if row["fate"] == r.TRAINED),
+            trained_steps=sum(int(row["steps"]) for row in rows if row["fate"] == TRAINED),
             fates=fates,
         )
 
@@ -263,16 +265,8 @@ class Reader:
 
         return await self._reader.run(read)
 
-    async def fates(self) -> dict[str, int]:
-        """Fate → number of trajectories."""
-        c = t.trajectories.c
-        rows = await self._rows(
-            select(c.fate, func.count().label("count")).where(c.run_id == self.run_id).group_by(c.fate)
-        )
-        return {row["fate"]: row["count"] for row in rows}
-
     async def with_images(self, stored: r.StoredTrajectory) -> r.StoredTrajectory:
-        """With the bytes of its screenshots. Raises BlobMissing, BlobCorrupt."""
+        """With the bytes of its screenshots. Raises BlobError, and OSError where a directory fails."""
         steps = stored.trajectory.steps
         blobs = await self.blobs.get_many_async(image.sha256 for step in steps for image in step.images)
 
@@ -295,7 +289,7 @@ class Reader:
         c = t.events.c
         wanted = select(t.events).where(c.run_id == self.run_id, c.sequence >= sequence)
         rows = await self._rows(wanted.order_by(c.sequence).limit(limit))
-        return [r.Event(**{name: row[name] for name in r.Event.__slots__}) for row in rows]
+        return [r.event_from_row(row) for row in rows]
 
     async def times_made(self, version: int) -> int:
         """How many updates have made this weight version: more than one if the run resumed from before it."""
@@ -325,17 +319,26 @@ class Reader:
 
     async def newest_events(self, kind: str, limit: int = 1) -> list[r.Event]:
         """The last events of a kind, newest first."""
-        c = t.events.c
-        wanted = select(t.events).where(c.run_id == self.run_id, c.kind == kind)
-        rows = await self._rows(wanted.order_by(c.sequence.desc()).limit(limit))
-        return [r.Event(**{name: row[name] for name in r.Event.__slots__}) for row in rows]
+        return [r.event_from_row(row) for row in await self._rows(select_newest(self.run_id, kind, limit))]
 
     async def last_sequence(self) -> int:
         """Sequence number of the newest event; 0 if there is none."""
-        rows = await self._rows(
-            select(func.max(t.events.c.sequence).label("last")).where(t.events.c.run_id == self.run_id)
-        )
-        return int(rows[0]["last"] or 0)
+        return int((await self._rows(select_last_sequence(self.run_id)))[0]["last"])
+
+
+def select_newest(run_id: str, kind: str = "", limit: int = 1, after: int = 0) -> Select[Any]:
+    """The last events of a kind, or of all kinds, newest first. `after`: only those with a higher sequence number."""
+    c = t.events.c
+    wanted = select(t.events).where(c.run_id == run_id, c.sequence > after)
+    if kind:
+        wanted = wanted.where(c.kind == kind)
+    return wanted.order_by(c.sequence.desc()).limit(limit)
+
+
+def select_last_sequence(run_id: str) -> Select[Any]:
+    """`last`: the sequence number of the newest event; 0 if there is none."""
+    c = t.events.c
+    return select(func.coalesce(func.max(c.sequence), 0).label("last")).where(c.run_id == run_id)
 
 
 def chunks(ids: Sequence[Key]) -> list[list[Key]]:

@@ -18,26 +18,19 @@ from sqlalchemy import RowMapping, Table
 
 from dart.core.action_json import action_from_json, action_to_json
 from dart.core.curation.planning import Result
+from dart.core.fates import PENDING, dropped
 from dart.core.json_text import to_json
 from dart.core.packing import pack, unpack
 from dart.core.types import Generation, Image, Step, Task, Termination, Trajectory, VersionSpan, plain_fields
 from dart.store import tables
 
-PENDING = "pending"
-"""The fate of a trajectory or group that is still undecided."""
-TRAINED = "trained"
-COLLECTED = "collected"
-"""The fate of successes from elsewhere, which are for the pool."""
-DROPPED = "dropped"
-"""Fates of trajectories that were not trained on begin with this, and say why: "dropped: all succeeded"."""
-EVALUATED = "evaluated"
 STORY = frozenset(
     {"phase", "update", "evaluation", "checkpoint", "checkpoint_broken", "checkpoint_failed", "checkpoint_uploaded",
      "checkpoint_upload_failed", "released_again",
      "trainer_lost", "pool_filled", "collected", "submitted", "paused", "resumed", "failed"}
 )  # fmt: skip
 """Kinds of events that are kept as long as the run itself: its results, with their times."""
-UNKEPT = f"{DROPPED}: its screenshots are no longer kept"
+UNKEPT = dropped("its screenshots are no longer kept")
 
 
 class RunKind(StrEnum):
@@ -284,6 +277,10 @@ def summary_from_row(row: RowMapping) -> TrajectorySummary:
 
 def success_from_row(row: RowMapping) -> Success:
     return Success(row["id"], _task(row), row["newest_version"] or 0, row["uses"])
+
+
+def event_from_row(row: RowMapping) -> Event:
+    return Event(**{name: row[name] for name in Event.__slots__})
 
 
 def group_from_row(row: RowMapping, trajectories: Iterable[StoredTrajectory]) -> StoredGroup:

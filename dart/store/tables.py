@@ -1,7 +1,7 @@
 """The schema: what a run leaves behind and what a restart needs.
 
 It uses only types that both SQLite and PostgreSQL have; `dart.store.elsewhere.text` makes texts the same in both. Times
-are Unix seconds. JSON is kept as text, exactly as written. Token ids are little-endian int32 and log-probabilities
+are Unix seconds. JSON is kept as text, exactly as written. Token ids are little-endian uint32 and log-probabilities
 little-endian float32, packed (`dart.store.records`). Ids of groups and trajectories are unique in a database, or in
 PostgreSQL in a run's schema (`dart.store.elsewhere.place`). Any change here requires a higher SCHEMA_VERSION and a step
 in `dart.store.migrations`. A plain field of a trajectory or a step that no query asks for needs no column: `more_json`
@@ -145,7 +145,7 @@ steps = Table(
     # None where nothing was sampled.
     Column("mean_logprob", Double),
     Column("versions_json", Text, nullable=False),
-    # Oldest first; the bytes are in the blob store.
+    # As `Step.images`: the instruction's pictures, then screenshots, oldest first; the bytes are in the blob store.
     Column("images_json", Text, nullable=False),
     # As in `trajectories`, for the plain fields of the step and its generation.
     Column("more_json", Text),

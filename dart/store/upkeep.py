@@ -24,10 +24,10 @@ _EVENTS_AT_ONCE = 5_000
 class Unneeded:
     """Trajectories finished before `before` (Unix seconds) whose screenshots can be removed.
 
-    These are training trajectories that were dropped, or that were consumed by an update contained in each of the
-    newest `checkpoints`: a resumed run may go back to one of these, and trains again on what came after it. With
-    `evaluations`, also those of finished evaluations. Never those of the trajectories in `needed`, nor of unfinished
-    groups.
+    These are collected successes, and training trajectories that were dropped, or that were consumed by an update
+    contained in each of the newest `checkpoints`: a resumed run may go back to one of these, and trains again on what
+    came after it. With `evaluations`, also those of finished evaluations. Never those of the trajectories in `needed`,
+    nor of unfinished groups.
     """
 
     before: float

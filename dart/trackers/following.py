@@ -20,7 +20,6 @@ from dart.inspection.inspector import Inspector
 from dart.inspection.records import Curves, EvaluationPoint, TrajectoryDetail
 from dart.inspection.runs import masked
 from dart.inspection.wording import plain
-from dart.rundir import RunDirectory
 from dart.store.records import RunKind, RunState
 from dart.trackers.base import Picture, Tracker
 
@@ -109,12 +108,8 @@ async def tell_outcome(inspector: Inspector, tracker: Tracker, at: Following) ->
     complete = record.kind != RunKind.TRAINING or directory.summary.exists()
     if at.over or not finished or not complete or record.summary is None:
         return
-    tracker.outcome(masked(record.summary), picture if (picture := _curve(directory)).exists() else None)
+    tracker.outcome(masked(record.summary), picture if (picture := directory.learning_curve).exists() else None)
     at.over = True
-
-
-def _curve(directory: RunDirectory) -> Path:
-    return directory.path / "learning_curve.png"
 
 
 def _numbers(curves: Curves, update: int) -> Mapping[str, float]:

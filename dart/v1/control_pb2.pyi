@@ -60,7 +60,7 @@ class TimeSpent(_message.Message):
     def __init__(self, seconds: _Optional[_Mapping[str, float]] = ..., idle_because: _Optional[_Mapping[str, float]] = ..., queued_because: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class Counts(_message.Message):
-    __slots__ = ("updates", "version", "trajectories", "env_steps", "weight_syncs", "infrastructure_failures", "unparsable", "pooled", "trained_steps", "trained_tokens", "fates", "staleness", "reading_rules")
+    __slots__ = ("updates", "version", "trajectories", "env_steps", "weight_syncs", "infrastructure_failures", "unparsable", "pooled", "trained_steps", "trained_tokens", "fates", "staleness", "reading_rules", "prompt_tokens", "cached_tokens")
     class FatesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -88,6 +88,8 @@ class Counts(_message.Message):
     FATES_FIELD_NUMBER: _ClassVar[int]
     STALENESS_FIELD_NUMBER: _ClassVar[int]
     READING_RULES_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     updates: int
     version: int
     trajectories: int
@@ -101,7 +103,9 @@ class Counts(_message.Message):
     fates: _containers.ScalarMap[str, int]
     staleness: StalenessCounts
     reading_rules: _containers.ScalarMap[str, int]
-    def __init__(self, updates: _Optional[int] = ..., version: _Optional[int] = ..., trajectories: _Optional[int] = ..., env_steps: _Optional[int] = ..., weight_syncs: _Optional[int] = ..., infrastructure_failures: _Optional[int] = ..., unparsable: _Optional[int] = ..., pooled: _Optional[int] = ..., trained_steps: _Optional[int] = ..., trained_tokens: _Optional[int] = ..., fates: _Optional[_Mapping[str, int]] = ..., staleness: _Optional[_Union[StalenessCounts, _Mapping]] = ..., reading_rules: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    prompt_tokens: int
+    cached_tokens: int
+    def __init__(self, updates: _Optional[int] = ..., version: _Optional[int] = ..., trajectories: _Optional[int] = ..., env_steps: _Optional[int] = ..., weight_syncs: _Optional[int] = ..., infrastructure_failures: _Optional[int] = ..., unparsable: _Optional[int] = ..., pooled: _Optional[int] = ..., trained_steps: _Optional[int] = ..., trained_tokens: _Optional[int] = ..., fates: _Optional[_Mapping[str, int]] = ..., staleness: _Optional[_Union[StalenessCounts, _Mapping]] = ..., reading_rules: _Optional[_Mapping[str, int]] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
 class StalenessCounts(_message.Message):
     __slots__ = ("sum", "max", "trajectories")

@@ -401,7 +401,7 @@ class ScreenshotsHeld(_message.Message):
     def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ...) -> None: ...
 
 class Generated(_message.Message):
-    __slots__ = ("assignment", "prompt_token_ids", "token_ids", "logprobs", "versions", "text", "finish_reason", "seconds", "packed_prompt_token_ids")
+    __slots__ = ("assignment", "prompt_token_ids", "token_ids", "logprobs", "versions", "text", "finish_reason", "seconds", "packed_prompt_token_ids", "cached_tokens")
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -411,6 +411,7 @@ class Generated(_message.Message):
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     PACKED_PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     assignment: Assignment
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -420,7 +421,8 @@ class Generated(_message.Message):
     finish_reason: FinishReason
     seconds: float
     packed_prompt_token_ids: bytes
-    def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., versions: _Optional[_Iterable[_Union[_trajectory_pb2.VersionSpan, _Mapping]]] = ..., text: _Optional[str] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., seconds: _Optional[float] = ..., packed_prompt_token_ids: _Optional[bytes] = ...) -> None: ...
+    cached_tokens: int
+    def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., versions: _Optional[_Iterable[_Union[_trajectory_pb2.VersionSpan, _Mapping]]] = ..., text: _Optional[str] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., seconds: _Optional[float] = ..., packed_prompt_token_ids: _Optional[bytes] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
 class ReceiveWeights(_message.Message):
     __slots__ = ("assignment", "version", "group", "tensors")

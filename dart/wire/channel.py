@@ -19,6 +19,10 @@ OLDEST_PROTOCOL_VERSION = 1
 """The oldest worker that this coordinator still understands."""
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+ROOM_BYTES = MAX_MESSAGE_BYTES - (64 << 10)
+"""The most that texts, tokens and screenshots in a message may take; the rest is for what goes around them."""
+IMAGE_BYTES = 128
+"""The most that a screenshot takes in addition to its data."""
 
 OPTIONS: Sequence[tuple[str, int]] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),

@@ -326,6 +326,7 @@ def generation_to_proto(generation: t.Generation, seconds: float, *, packed: boo
         versions=spans_to_proto(generation.versions),
         finish_reason=spb.FINISH_REASON_LENGTH if generation.truncated else spb.FINISH_REASON_STOP,
         seconds=seconds,
+        cached_tokens=generation.cached_tokens,
         **_values(generation, _GENERATED),
     )
 
@@ -338,6 +339,7 @@ def generation_from_proto(message: spb.Generated) -> t.Generation:
         array("f", message.logprobs[:]),
         spans_from_proto(message.versions),
         truncated=message.finish_reason == spb.FINISH_REASON_LENGTH,
+        cached_tokens=message.cached_tokens if message.HasField("cached_tokens") else None,
         **_values(message, _GENERATED),
     )
 

@@ -63,15 +63,26 @@ class WorkerRole(Protocol):
     assignment come one after another, except Abort. It returns the reply (the session fills in the assignment), or None
     if there is none (Abort; all pages of a TrainBatch but the last). It raises CommandError if only this command
     failed; any other exception ends the worker. `close` is always called.
+
+    A role names this class as its base, and so has the defaults.
     """
 
     role: pb.Role
+    capabilities: Sequence[str] = ()
+    """Names of what it can do beyond the protocol's first version (`dart.wire.capabilities`)."""
+    rank: int = 0
+    world_size: int = 1
+
+    def preload(self) -> None:
+        """What must be done before the process has threads or an event loop."""
+        return
 
     async def prepare(self, config_json: str) -> pb.Ready: ...
 
     async def handle(self, command: Command) -> Reply | None: ...
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        return
 
 
 @runtime_checkable

@@ -14,12 +14,12 @@ import logging
 import random
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import grpc
 
-from dart.errors import UserError, ungrouped
+from dart.errors import USER_ERROR, UserError, ungrouped
 from dart.v1 import session_pb2 as pb
 from dart.wire.capabilities import BATCHES, NOTICES, has
 from dart.wire.channel import PROTOCOL_VERSION, Dial
@@ -42,10 +42,6 @@ _FIRST_DELAY_SECONDS = 0.2
 class WorkerOptions:
     dial: Dial
     worker_id: str
-    rank: int = 0
-    world_size: int = 1
-    capabilities: Sequence[str] = ()
-    """Names of what this worker can do beyond the protocol's first version (`dart.wire.capabilities`)."""
     connect_seconds: float = 30.0
     """How long to try to connect after a lost connection, and at first, too, unless `first_seconds` says otherwise."""
     first_seconds: float | None = None
@@ -66,8 +62,7 @@ class _Service:
     options: WorkerOptions
     tasks: asyncio.TaskGroup
     instance_id: str = field(default_factory=lambda: uuid.uuid4().hex)
-    outbox: Outbox[pb.SessionRequest] = field(default_factory=Outbox)
-    end: WorkerEnd = field(init=False)
+    end: WorkerEnd = field(default_factory=lambda: WorkerEnd(Outbox()))
     preparing: asyncio.Task[pb.Ready] | None = None
     offering: asyncio.Task[None] | None = None
     """The task of a role whose slots come and go."""
@@ -78,27 +73,27 @@ class _Service:
     welcomed_at: float = 0.0
     """When the last Welcome came (monotonic seconds)."""
 
-    def __post_init__(self) -> None:
-        self.end = WorkerEnd(self.outbox)
-
     def hello(self) -> pb.Hello:
         return pb.Hello(
             worker_id=self.options.worker_id,
             instance_id=self.instance_id,
             role=self.role.role,
-            capabilities=[*self.options.capabilities, BATCHES, NOTICES],
+            capabilities=[*self.role.capabilities, BATCHES, NOTICES],
             last_epoch=self.end.epoch,
             protocol_version=PROTOCOL_VERSION,
-            rank=self.options.rank,
-            world_size=self.options.world_size,
+            rank=self.role.rank,
+            world_size=self.role.world_size,
         )
 
-    async def welcomed(self, welcome: pb.Welcome) -> None:
-        """A stream has begun. If the coordinator does not know this instance, what was held is void."""
+    async def welcomed(self, welcome: pb.Welcome) -> Outbox[pb.SessionRequest]:
+        """A stream has begun. If the coordinator does not know this instance, what was held is void.
+
+        Returns what the stream writes next.
+        """
         self.welcomed_at = time.monotonic()
-        self.outbox = Outbox(has(welcome, BATCHES), self._too_large)
+        outbox: Outbox[pb.SessionRequest] = Outbox(has(welcome, BATCHES), self._too_large)
         self.config_json = welcome.config_json
-        if self.end.welcomed(welcome, self.outbox):
+        if self.end.welcomed(welcome, outbox):
             await self.cancel_commands()
             if self.preparing is not None:
                 for task in filter(None, (self.preparing, self.offering)):
@@ -106,6 +101,7 @@ class _Service:
                     await asyncio.wait({task})
                 await self.role.close()
                 self.preparing = self.offering = self.slots = None
+        return outbox
 
     async def prepare(self) -> None:
         """Prepare the role once per epoch, however often the stream breaks meanwhile; then send Ready on each
@@ -114,7 +110,7 @@ class _Service:
             self.preparing = self.tasks.create_task(self.role.prepare(self.config_json))
         ready = await asyncio.shield(self.preparing)
         self.end.kept = max(LEAST_KEPT, 2 * ready.slots)
-        self.outbox.put(pb.SessionRequest(ready=ready))
+        self.end.outbox.put(pb.SessionRequest(ready=ready))
         if self.slots is not None:
             self.say(self.slots)
         elif self.offering is None and isinstance(self.role, Offering):
@@ -122,7 +118,7 @@ class _Service:
 
     def say(self, slots: pb.Slots) -> None:
         self.slots = slots
-        self.outbox.put(pb.SessionRequest(slots=slots))
+        self.end.outbox.put(pb.SessionRequest(slots=slots))
 
     def receive(self, message: pb.SessionResponse) -> None:
         """Begin to carry out a command, unless it has been already."""
@@ -219,7 +215,7 @@ async def _keep_connected(service: _Service, stop: asyncio.Event) -> str:
                 raise UserError(
                     f"coordinator {options.dial.address} could not be reached for {patience:.0f} s "
                     f"({error}): check --coordinator HOST:PORT and that `dart coordinator` runs there",
-                    exit_code=UNREACHED_EXIT if service.welcomed_at else 2,
+                    exit_code=UNREACHED_EXIT if service.welcomed_at else USER_ERROR,
                 ) from None
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), wait)
@@ -241,10 +237,10 @@ async def _stream(service: _Service, stop: asyncio.Event) -> str:
                 welcome = _welcome(await stream.read(), options)
         except TimeoutError:
             raise StreamLostError(f"no welcome within {options.connect_seconds:.0f} s") from None
-        await service.welcomed(welcome)
+        outbox = await service.welcomed(welcome)
         pulse = Pulse(welcome.heartbeat_seconds, welcome.heartbeat_seconds * options.silence_factor)
-        talk = Conversation(stream, service.outbox, pb.SessionRequest, pb.SessionResponse, service.receive, pulse)
-        goodbye = await talk.run(service.prepare(), _say_goodbye(service.outbox, stop))
+        talk = Conversation(stream, outbox, pb.SessionRequest, pb.SessionResponse, service.receive, pulse)
+        goodbye = await talk.run(service.prepare(), _say_goodbye(outbox, stop))
         if goodbye.refused:
             raise UserError(f"coordinator {options.dial.address}: {goodbye.reason}")
         return goodbye.reason if goodbye.heard else STOPPED

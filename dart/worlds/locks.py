@@ -1,15 +1,22 @@
-"""Locks on what the env workers of one machine share, such as devices or virtual machines that all of them are told of.
+"""Locks on what the env workers of one machine share, such as devices or virtual machines that all of them are told of,
+and on temporary folders, which another worker cleans up if their owner was killed.
 
 The system releases them when the process that holds them ends, for whatever reason.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import os
 import socket
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+
+_OWNER = "owner"
+"""The locked file in an owned folder."""
 
 
 def of_this_machine(key: str) -> str:
@@ -48,3 +55,24 @@ class Locks:
         """Give back all of it."""
         for key in tuple(self._held):
             self.give_back(key)
+
+
+def owned_folder(prefix: str) -> tuple[Path, int]:
+    """A new temporary folder, and the descriptor that holds its lock: until every process that has it closes it or
+    ends, the folder is not `abandoned`."""
+    folder = Path(tempfile.mkdtemp(prefix=prefix))
+    # The file gets its name only once it is locked, so that nobody takes this folder for an abandoned one.
+    unlocked = folder / f"{_OWNER}.new"
+    lock = os.open(unlocked, os.O_CREAT | os.O_RDWR, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    unlocked.rename(folder / _OWNER)
+    return folder, lock
+
+
+def abandoned(prefix: str) -> Iterator[Path]:
+    """The folders of `owned_folder` whose owners have ended, each locked until the next is asked for."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+        # An OSError means that its owner lives, that it is just being made or removed, or that it is not ours.
+        with contextlib.suppress(OSError), (folder / _OWNER).open("r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield folder

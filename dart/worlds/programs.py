@@ -54,7 +54,7 @@ async def run_here(
             *tied, *words, stdin=DEVNULL, stdout=DEVNULL, stderr=errors, start_new_session=True
         )
         async with contextlib.AsyncExitStack() as undo:
-            undo.push_async_callback(_end_session, process)
+            undo.push_async_callback(end_session, process)
             try:
                 async with asyncio.timeout(seconds):
                     await process.wait()
@@ -67,7 +67,7 @@ async def run_here(
             raise failure(f"{field} ended with {process.returncode}: {said}")
 
 
-async def _end_session(process: Process) -> None:
+async def end_session(process: Process) -> None:
     """Kill a process with all that it has started, and reap it."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)

@@ -6,8 +6,6 @@ a solution that takes longer. What counts as a success is `curation.success_thre
 say, where slow solutions are to count as well.
 """
 
-from typing import ClassVar
-
 from dart.workers.env.miniwob import MiniWob, MiniWobEnv
 from dart.worlds import Action, Task, Verdict
 
@@ -18,9 +16,6 @@ def reward(solved: float, actions: int) -> float:
 
 
 class BriskEnv(MiniWobEnv):
-    suite: ClassVar[str] = "own_reward:BriskMiniWob"
-    """Tasks belong to the world that `environment.kind` names."""
-
     async def begin(self, task: Task) -> str:
         self.taken = 0
         return await super().begin(task)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dart.agent.prompt import Conversation, Turn, build_prompt, shown
 from dart.agent.qwen3_vl import CALLS
 from dart.agent.templates import TEMPLATES
-from dart.agent.window import drops_at, window
+from dart.agent.window import window
 from dart.config import Agent
 from dart.core.types import Image, Markup, Observation, PromptPart, Text, Tokens
 
@@ -29,6 +29,12 @@ def agent(prompt: str = "minimal", screenshots: int = 50, history: int = 50, str
     window = {"history_screenshots": screenshots, "history_turns": history, "history_stride": stride}
     grammar = "qwen3_vl" if prompt == "qwen3_vl" else "ui_tars"
     return Agent.model_validate({"grammar": grammar, "prompt": prompt} | window)
+
+
+def drops_at(step: int, screenshots: int, turns: int, stride: int) -> bool:
+    """Whether the prompt of this step (from 0) drops something, and so does not continue the one before it."""
+    most = min(screenshots, turns + 1)
+    return step >= most and (step - most) % stride == 0
 
 
 def written(parts: tuple[PromptPart, ...]) -> str:

@@ -228,10 +228,11 @@ def test_several_actions_are_taken_where_the_config_allows_it(name: str, text: s
     assert not isinstance(first, Several) and {"first-action", "first-call"} & set(slugs)
 
 
-@pytest.mark.parametrize(("name", "text", "action", "rules"), TABLE)
-def test_a_single_action_is_read_alike_whatever_is_allowed(name: str, text: str, action: Action, rules: str) -> None:
-    if not rules.endswith(("first-action", "first-call")):
-        assert TOGETHER[name].read(text, *SCREEN) == REFERENCE[name].read(text, *SCREEN)
+@pytest.mark.parametrize(
+    ("name", "text"), [row[:2] for row in TABLE if not row[3].endswith(("first-action", "first-call"))]
+)
+def test_a_single_action_is_read_alike_whatever_is_allowed(name: str, text: str) -> None:
+    assert TOGETHER[name].read(text, *SCREEN) == REFERENCE[name].read(text, *SCREEN)
 
 
 @pytest.mark.parametrize(("name", "text", "action", "rules"), TABLE)

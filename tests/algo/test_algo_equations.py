@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
-from loss_samples import close, double, gradient, logs, recipe, steps  # noqa: E402
+from loss_samples import close, double, gradient, logs, recipe, sequence_ratio, steps  # noqa: E402
 
 from dart.algo import importance  # noqa: E402
 from dart.algo.aggregation import constant_mean, step_mean, token_mean  # noqa: E402
@@ -21,7 +21,7 @@ from dart.algo.objectives import (  # noqa: E402
     clipped_importance,
     clipped_surrogate,
 )
-from dart.algo.ratio import sequence_ratio, sequence_token_ratio, token_ratio  # noqa: E402
+from dart.algo.ratio import sequence_token_ratio, token_ratio  # noqa: E402
 from dart.algo.selection import entropy_thresholds, high_entropy_steps  # noqa: E402
 from dart.algo.steps import Steps, Totals  # noqa: E402
 
@@ -244,7 +244,6 @@ def test_ties_stay_and_of_each_group_something_stays() -> None:
         lambda x: token_logprobs(log_distribution(x.view(3, 4), 0.7, torch.tensor([3])), torch.tensor([0, 2, 1])),
         lambda x: token_entropy(log_distribution(x.view(3, 4), 0.7, torch.tensor([3])), gradient=True),
         lambda x: token_ratio(x, double(12)),
-        lambda x: sequence_ratio(x, double(12), steps(5, 1, 6)),
         lambda x: clipped_surrogate(x, double(12), 0.2, 0.28),
         lambda x: k1(x, double(12)),
         lambda x: k2(x, double(12)),

@@ -23,7 +23,7 @@ from dart.algo.objectives import (  # noqa: E402
     Tokens,
     find,
 )
-from dart.algo.ratio import RATIOS, sequence_ratio, sequence_token_ratio, token_ratio  # noqa: E402
+from dart.algo.ratio import RATIOS, sequence_token_ratio, token_ratio  # noqa: E402
 from dart.algo.steps import Totals  # noqa: E402
 from dart.config import LOSS_KINDS, Loss  # noqa: E402
 
@@ -207,7 +207,6 @@ def test_no_ratio_is_infinite_and_no_gradient_is_the_whole_update(apart: float, 
     old = torch.tensor([-1.0 if sign < 0 else -1.0 - apart, -1.0])
     for value in (
         token_ratio(new, old),
-        sequence_ratio(new, old, steps(1, 1)),
         sequence_token_ratio(new, old, steps(1, 1)),
         k3(new, old),
     ):

@@ -132,6 +132,25 @@ def test_runs_with_other_timings_are_not_continued(tmp_path: Path, monkeypatch: 
     _efficiency(path, monkeypatch, "--anew")
 
 
+def test_set_ups_with_new_timings_are_added_to_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "efficiency.json"
+    every = _efficiency(path, monkeypatch)
+    new = {name for name in every if name.endswith(", honest-stride3-lora")}
+    record = json.loads(path.read_text(encoding="utf-8"))
+    of_all = record["results"]
+    timings = of_all["named_timings"].pop("honest-stride3-lora")
+    of_all["runs"] = [row for row in of_all["runs"] if row["set_up"] not in new]
+    path.write_text(json.dumps(record), encoding="utf-8")
+    made = _efficiency(path, monkeypatch)
+    assert (len(made), set(made)) == (4, new)
+    assert len(_rows(path)) == len(every)
+    for name in ("honest-sliding", "a name that is gone"):
+        named = of_all["named_timings"] | {name: timings}
+        path.write_text(json.dumps(record | {"results": of_all | {"named_timings": named}}), encoding="utf-8")
+        with pytest.raises(SystemExit, match=r"other named_timings"):
+            _efficiency(path, monkeypatch)
+
+
 def test_a_record_keeps_its_date_and_machine_if_no_run_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "efficiency.json"
     _efficiency(path, monkeypatch)

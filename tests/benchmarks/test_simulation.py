@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from typing import Any
 
 import pytest
+from run_processes.told import recorded
 
 from benchmarks.instant import settings
 from benchmarks.simulation import cluster, virtual_time
@@ -18,7 +20,7 @@ from dart.coordinator.fleet.environments import EnvPool
 from dart.coordinator.fleet.replicas import RolloutPool
 from dart.coordinator.fleet.sessions import Fleet, InfrastructureError
 from dart.coordinator.sampling.episodes import sample
-from dart.coordinator.service.journal import Journal
+from dart.coordinator.training.updates import STILL_SAVING
 from dart.core.curation.orders import Order
 from dart.core.types import Task, Trajectory
 from dart.core.usage import EnvState
@@ -80,6 +82,23 @@ def test_decoupling_pays() -> None:
     assert coupled["staleness"]["max"] == 0 < decoupled["staleness"]["max"] <= SET_UP.max_staleness
 
 
+class Caching(SimulatedReplica):
+    """The first has three quarters of every prompt in its prefix cache; the second does not say."""
+
+    def send(self, message: pb.SessionRequest, command: Any, seconds: float) -> None:
+        if message.HasField("generated") and self.worker.id.endswith("0"):
+            message.generated.cached_tokens = 18
+        super().send(message, command, seconds)
+
+
+def test_updates_tell_how_much_of_the_prompts_was_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+    events = recorded(monkeypatch)
+    assert simulate(SET_UP, DECOUPLED, Timings(), 1.0, make_replica=Caching)["prefix_cached"] == 0.75
+    updates = [event for event in events if event["event"] == "update"]
+    assert updates and {update["prefix_cached"] for update in updates} == {0.75}
+    assert 0 < updates[-1]["prompt_tokens"] < 24 * updates[-1]["env_steps"], "of one of the two"
+
+
 class ForgetfulTrainer(SimulatedTrainer):
     """Its disk is full at first."""
 
@@ -94,9 +113,7 @@ class ForgetfulTrainer(SimulatedTrainer):
             super().save_checkpoint(command)
 
 
-def _checkpoints_of_a_run(
-    monkeypatch: pytest.MonkeyPatch, trainer: type[SimulatedTrainer]
-) -> list[tuple[str, dict[str, Any]]]:
+def _checkpoints_of_a_run(monkeypatch: pytest.MonkeyPatch, trainer: type[SimulatedTrainer]) -> list[dict[str, Any]]:
     """The events of a run about updates and checkpoints, of which one is made after every second update."""
 
     def config(*arguments: Any) -> Config:
@@ -106,17 +123,13 @@ def _checkpoints_of_a_run(
     plain = cluster._config
     monkeypatch.setattr(cluster, "_config", config)
     monkeypatch.setattr(cluster, "SimulatedTrainer", trainer)
-    events: list[tuple[str, dict[str, Any]]] = []
-    record = Journal.event
-    monkeypatch.setattr(
-        Journal, "event", lambda self, name, /, **f: (events.append((name, f)), record(self, name, **f))
-    )
+    events = recorded(monkeypatch)
     assert simulate(SET_UP, DECOUPLED, Timings(), hours=1.0)["updates"] > 4
-    return [(kind, told) for kind, told in events if kind in ("update", "checkpoint", "checkpoint_failed")]
+    return [told for told in events if told["event"] in ("update", "checkpoint", "checkpoint_failed")]
 
 
 def test_a_checkpoint_that_cannot_be_written_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    kinds = [kind for kind, _ in _checkpoints_of_a_run(monkeypatch, ForgetfulTrainer)]
+    kinds = [told["event"] for told in _checkpoints_of_a_run(monkeypatch, ForgetfulTrainer)]
     assert kinds[:7] == [
         "update", "update", "checkpoint_failed", "update", "checkpoint_failed", "update", "checkpoint",
     ]  # fmt: skip
@@ -125,21 +138,28 @@ def test_a_checkpoint_that_cannot_be_written_is_tried_again(monkeypatch: pytest.
 class SlowDisk(SimulatedTrainer):
     """Takes as long for a checkpoint as for several updates."""
 
+    seconds = 0.0
+
     def save_checkpoint(self, command: pb.SaveCheckpoint) -> None:
         saved = pb.CheckpointSaved(path=command.path, weight_version=self._version)
-        self.answer(command, 500.0, checkpoint_saved=saved)
+        self.answer(command, self.seconds, checkpoint_saved=saved)
 
 
-def test_updates_go_on_while_a_checkpoint_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("seconds", "told_of_each"), [(500.0, []), (1500.0, [STILL_SAVING])])
+def test_updates_go_on_while_a_checkpoint_is_written(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, told_of_each: list[str]
+) -> None:
+    """A save that the next one has to wait for until two more updates are made is told, and once."""
+    monkeypatch.setattr(SlowDisk, "seconds", seconds)
     told = _checkpoints_of_a_run(monkeypatch, SlowDisk)
-    written = [k for k, (kind, _) in enumerate(told) if kind == "checkpoint"]
+    kinds = [one["event"] for one in told]
+    written = [k for k, kind in enumerate(kinds) if kind == "checkpoint"]
     assert len(written) >= 2
-    updates_between = [kind for kind, _ in told[written[0] : written[1]]].count("update")
-    assert updates_between > 2, "the next one begins when the last is written"
-    for k in written[:-1]:
-        made = sum(kind == "update" for kind, _ in told[:k])
-        assert told[k][1]["version"] < made
-        assert told[k][1]["path"].endswith(f"v{told[k][1]['version']:06d}")
+    assert kinds[written[0] : written[1]].count("update") > 2, "the next one begins when the last is written"
+    for before, k in itertools.pairwise([0, *written[:-1]]):
+        assert told[k]["version"] < kinds[:k].count("update")
+        assert told[k]["path"].endswith(f"v{told[k]['version']:06d}")
+        assert [one["why"] for one in told[before:k] if one["event"] == "checkpoint_failed"] == told_of_each
 
 
 class Broken(SimulatedEnvs):

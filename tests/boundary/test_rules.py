@@ -11,7 +11,7 @@ from google.protobuf.descriptor import Descriptor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dart.core.curation.usable import usable
+from dart.core.curation.usable import why_unusable
 from dart.core.packing import pack
 from dart.core.types import Image, Step, Task, Termination, Trajectory
 from dart.v1 import control_pb2 as cpb
@@ -115,6 +115,7 @@ HONEST = {
     ),
     "no suggestion": (SUGGEST, told(suggested=pb.Suggested())),
     "sampled": (GENERATE, generated()),
+    "sampled after a prompt that was cached": (GENERATE, generated(cached_tokens=3)),
     "forced": (FORCED, generated(logprobs=[])),
     "loaded": (LOAD, told(weights_loaded=pb.WeightsLoaded(version=5, pause_seconds=0.1, bytes=10**10))),
     "trained": (TRAIN, trained()),
@@ -231,6 +232,7 @@ BROKEN = {
         generated(prompt_token_ids=[2**32 - 1]),
         "Generated.prompt_token_ids",
     ),
+    "more cached than asked": (GENERATE, generated(cached_tokens=4), "Generated.cached_tokens"),
     "a log-probability too few": (GENERATE, generated(logprobs=[-0.5]), "Generated.logprobs"),
     "forced tokens with log-probabilities": (FORCED, generated(), "Generated.logprobs"),
     "a log-probability that is NaN": (GENERATE, generated(logprobs=[0.0, math.nan]), "Generated.logprobs"),
@@ -444,4 +446,4 @@ def test_a_turn_that_keeps_the_rules_can_be_trained_on(changed: dict[str, object
         sampled = Trajectory(
             "g0-0", "g0", Task("suite", "task"), "do", (step,), Termination.FINISHED, 1.0, True, 9, 0.0, 1.0
         )
-        assert usable(sampled, LIMITS.vocabulary) is None
+        assert why_unusable(sampled, LIMITS.vocabulary) is None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import json
 import os
 import stat
 import subprocess
@@ -17,6 +16,7 @@ import grpc
 import pytest
 import yaml
 from click.testing import CliRunner
+from run_processes.told import events
 
 from dart.cli import main
 from dart.commands.running import JobRun
@@ -175,9 +175,8 @@ async def readied(run: RunDirectory, worker: str, times: int) -> None:
     """Wait until the worker has become ready so many times."""
     async with asyncio.timeout(HANG_SECONDS):
         while True:
-            lines = run.metrics.read_text().splitlines(keepends=True) if run.metrics.is_file() else []
-            events = [json.loads(line) for line in lines if line.endswith("\n")]
-            if sum(e["event"] == "worker" and e["worker"] == worker and e["state"] == "ready" for e in events) >= times:
+            states = [(event["worker"], event["state"]) for event in events(run.metrics, "worker")]
+            if states.count((worker, "ready")) >= times:
                 return
             await asyncio.sleep(0.1)
 

@@ -14,6 +14,7 @@ import pytest
 from dart import config
 from dart.config.environment import VerbTimeouts
 from dart.core.capacity import devices
+from dart.core.fleet.restarts import pause_seconds
 from dart.errors import ProcessLost, UserError
 from dart.job import Evaluate, Train
 from dart.processes import gpus, launcher
@@ -21,6 +22,20 @@ from dart.processes.gpus import Placement, gpus_here, place
 from dart.processes.launcher import Child, Launcher, local_children
 from dart.processes.logs import bound, elder
 from dart.processes.settings import ENDING_SECONDS
+
+
+@pytest.fixture(autouse=True)
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The pauses before restarts, in seconds; none of them is kept."""
+    asked: list[float] = []
+
+    def none(failures: int) -> float:
+        asked.append(pause_seconds(failures))
+        return 0.0
+
+    monkeypatch.setattr(launcher, "pause_seconds", none)
+    return asked
+
 
 COUNT = """
 import sys
@@ -47,16 +62,39 @@ async def test_a_worker_that_ends_is_started_again(tmp_path: Path) -> None:
     assert (tmp_path / "logs" / "env-0.log").read_text().count("ended with code 1: it broke") == 2
 
 
-async def test_one_that_ends_again_and_again_ends_the_run(tmp_path: Path) -> None:
+async def test_one_that_ends_again_and_again_is_given_time_and_then_ends_the_run(
+    tmp_path: Path, pauses: list[float]
+) -> None:
     with pytest.raises(UserError, match="env-0 ended 4 times in a row; the last time it ended with code 1: it broke"):
         await Launcher([_child(tmp_path, 9)], tmp_path / "logs").run()
     assert _runs(tmp_path) == 4
+    assert pauses == [2.0, 4.0, 8.0]
 
 
-async def test_restarts_count_anew_after_one_that_lasted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_restarts_count_anew_after_one_that_lasted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float]
+) -> None:
     monkeypatch.setattr(launcher, "LASTING_SECONDS", 0.0)
     await Launcher([_child(tmp_path, 7)], tmp_path / "logs").run()
     assert _runs(tmp_path) == 7
+    assert pauses == [2.0] * 6
+
+
+async def test_a_pause_is_kept_until_the_run_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = asyncio.Event()
+
+    def long(failures: int) -> float:
+        asked.set()
+        return 3600.0
+
+    monkeypatch.setattr(launcher, "pause_seconds", long)
+    running = asyncio.create_task(Launcher([_child(tmp_path, 9)], tmp_path / "logs").run())
+    await asked.wait()
+    await asyncio.wait({running}, timeout=0.5)  # in which it would be started again
+    assert _runs(tmp_path) == 1
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
 
 
 @pytest.mark.parametrize(("good_run", "code"), [(9, 1), (9, 2)])

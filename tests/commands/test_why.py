@@ -201,6 +201,12 @@ def test_the_status_says_how_many_tokens_are_trained_on() -> None:
     assert any("(2,000 tokens/s)" in line for line in details(Status("run", "training", Figures(usage=usage))))
 
 
+def test_the_status_says_how_much_of_the_prompts_was_cached() -> None:
+    lines = list(details(Status("run", "training", Figures(Counts(prompt_tokens=4000, cached_tokens=2520)))))
+    assert lines[1:] == ["prompts: 63% of their tokens were in a replica's prefix cache"]
+    assert not any("prompts" in line for line in details(Status("run", "training")))
+
+
 def test_the_status_says_which_rules_reading_took() -> None:
     counts = Counts(unparsable=1, reading_rules={"one-line": 2, "quo\x1btes": 12})
     lines = list(details(Status("run", "training", Figures(counts))))

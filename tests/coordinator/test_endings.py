@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import inspect
-import json
 import os
 import socket
 from collections.abc import AsyncIterator
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 from run_processes import killed_run
+from run_processes.told import events
 
 from dart.coordinator import run as run_module
 from dart.coordinator.fleet.sessions import Worker
@@ -58,8 +58,7 @@ async def _ended(run: Run, worker: Worker | None = None) -> RunState:
 
 def _events(run: Run, kind: str) -> list[dict[str, Any]]:
     run.journal.flush_lines()
-    told = [json.loads(line) for line in run.directory.metrics.read_text().splitlines()]
-    return [event for event in told if event["event"] == kind]
+    return events(run.directory.metrics, kind)
 
 
 async def _interrupted_in_training(run: Run) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from fleet_samples import fleet, screen
+from run_processes.told import events
 
 from dart.coordinator.fleet.environments import EnvPool, EnvSession
 from dart.coordinator.fleet.roster import Roster
@@ -108,7 +109,7 @@ async def test_what_is_missing_or_quarantined_is_in_the_ledger_and_counts_as_no_
     now = time.monotonic()
     rig = Rig("slots")
     rig.say(count=2, granted=2, reason="429: 2 of 2 in use")
-    assert (rig.pool.slots, rig.counts, rig.pool.failures()) == (2, {"idle": 2, "missing": 2}, 0)
+    assert (rig.pool.slots, rig.counts, rig.pool.failures("env-0")) == (2, {"idle": 2, "missing": 2}, 0)
     (await rig.begin()).close()
     rig.say(count=1, granted=2, quarantined=1, reason="environment 0 is quarantined for 10 s")
     assert rig.counts == {"idle": 1, "missing": 2, "quarantined": 1}
@@ -201,8 +202,8 @@ async def test_a_worker_cannot_fill_the_journal_with_reasons(tmp_path: Path) -> 
     for number in range(100):
         rig.say(count=1, granted=1, reason=f"image {number} is missing")
     journal.close()
-    events = [line for line in (tmp_path / "metrics.jsonl").read_text().splitlines() if '"environments"' in line]
-    assert len(events) == 1 and "image 0 is missing" in events[0]
+    (event,) = events(tmp_path / "metrics.jsonl", "environments")
+    assert "image 0 is missing" in event["reason"]
 
 
 # ---- several actions in one step ----

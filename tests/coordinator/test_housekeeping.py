@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from store_samples import TASK, image, trajectory
+from store_samples import TASK, fates, image, trajectory
 
 from dart.commands.plot import read_metrics
 from dart.config import Retention
@@ -168,7 +168,7 @@ async def test_the_checkpoint_that_a_resumed_run_started_from_keeps_no_screensho
     await rig.keeping(screenshot_bytes=1).sweep(rig.screenshots)
     assert await rig.kept() == {"trained-7"}, "v6 may be gone back to, and has the updates up to 6"
     assert await rig.database.release_again(2) == 1, "going back further, what has lost its screenshots is dropped"
-    assert (await rig.database.fates())[r.UNKEPT] == 2
+    assert (await fates(rig.database))[r.UNKEPT] == 2
 
 
 async def test_the_pool_keeps_its_successes_and_never_offers_one_without_screenshots(rig: Rig) -> None:
@@ -224,7 +224,7 @@ async def test_a_group_without_its_screenshots_is_not_released_again(rig: Rig) -
     await rig.keeping(screenshot_bytes=1).sweep(rig.screenshots)
     assert await rig.database.release_again(0) == 1
     assert [group.id for group in await rig.database.unfinished_groups()] == ["trained-2"]
-    assert (await rig.database.fates())[r.UNKEPT] == 1
+    assert (await fates(rig.database))[r.UNKEPT] == 1
 
 
 async def test_what_cannot_be_kept_within_the_bound_is_told_once(rig: Rig) -> None:
@@ -239,7 +239,7 @@ async def test_events_and_lines_stay_within_their_bounds(rig: Rig) -> None:
     keeping = rig.keeping(events=50, metrics_bytes=20_000)
     for number in range(3000):
         kind = "update" if number % 100 == 0 else "attempt_failed"
-        rig.journal.event(kind, number=number, why="x" * 40)
+        rig.journal.event(kind, update=number, why="x" * 40)
         if number % 300 == 299:
             await rig.journal.flush(rig.database)
             await keeping.trim()
@@ -252,7 +252,7 @@ async def test_events_and_lines_stay_within_their_bounds(rig: Rig) -> None:
     assert [file.name for file in files] == ["metrics.jsonl", "metrics.jsonl.1"]
     assert sum(file.stat().st_size for file in files) < 3 * 300 * 130 + 30 * 130
     updates, _ = read_metrics(rig.run)
-    assert [update["number"] for update in updates] == list(range(0, 3000, 100))  # type: ignore[typeddict-item]
+    assert [update["update"] for update in updates] == list(range(0, 3000, 100))
 
 
 async def test_a_file_system_that_fails_for_a_moment_puts_tidying_off(

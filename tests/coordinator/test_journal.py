@@ -57,6 +57,16 @@ def test_a_line_that_was_cut_off_spoils_nothing(tmp_path: Path) -> None:
     assert [event["update"] for event in updates] == [1, 2]
 
 
+def test_the_curve_is_that_of_the_policy_that_went_on(tmp_path: Path) -> None:
+    """The run was killed after its fifth update, resumed after its second, and ended after its third."""
+    journal = Journal(tmp_path / "metrics.jsonl")
+    for number, seconds in ((1, 10.0), (2, 20.0), (3, 30.0), (4, 40.0), (5, 50.0), (3, 60.0)):
+        journal.event("update", update=number, train_seconds=seconds)
+    journal.close()
+    updates, _ = read_metrics(RunDirectory(tmp_path))
+    assert [(one["update"], one["train_seconds"]) for one in updates] == [(1, 10.0), (2, 20.0), (3, 60.0)]
+
+
 def test_a_file_that_cannot_be_begun_anew_leaves_one_to_write_the_end_into(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

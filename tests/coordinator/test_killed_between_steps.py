@@ -49,10 +49,6 @@ def test_every_failpoint_is_tried() -> None:
     assert there == {failpoint.partition(":")[0] for failpoint in FAILPOINTS}
 
 
-def told(run: RunDirectory) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run.path / "told.jsonl").read_text().splitlines()]
-
-
 def trained_groups(lines: list[dict[str, Any]]) -> dict[int, list[str]]:
     """Update → the groups that it was last made with. A resumed run has forgotten what came after its checkpoint."""
     made: dict[int, list[str]] = {}
@@ -101,14 +97,14 @@ def killed_and_continued(run: RunDirectory, failpoint: str) -> None:
         assert killed_run.process(run, 8, "checkpoint-saved:2").returncode == -signal.SIGKILL
     killed = killed_run.process(run, 60 if more else 8, failpoint)
     assert killed.returncode == -signal.SIGKILL, killed.stdout[-2000:] + killed.stderr[-2000:]
-    last = max((line["trained"] for line in told(run) if "trained" in line), default=0)
+    last = max((line["trained"] for line in killed_run.told(run) if "trained" in line), default=0)
     ((stored,),) = query(run, "SELECT count(*) FROM trajectories WHERE pooled_from = ''")
     ((saved,),) = query(run, "SELECT coalesce(max(version), 0) FROM checkpoints WHERE kept")
     went_on = killed_run.process(run, last + 2)
     assert went_on.returncode == 0, went_on.stdout[-2000:] + went_on.stderr[-2000:]
     summary = json.loads(went_on.stdout.splitlines()[-1])
     assert summary["updates"] == last + 2
-    lines = told(run)
+    lines = killed_run.told(run)
     resumed = max(number for number, line in enumerate(lines) if "resumed" in line)
     assert lines[resumed]["resumed"] == saved, "no checkpoint that was recorded is lost"
     assert summary["trajectories"] == stored + sum("stored" in line for line in lines[resumed:]), "each counted once"

@@ -7,24 +7,22 @@ import random
 from typing import Any
 
 import pytest
-from fleet_samples import fleet, replica
+from fleet_samples import fleet, replica, served
 
 from dart import config
 from dart.coordinator.fleet.environments import EnvPool
 from dart.coordinator.fleet.replicas import RolloutPool
-from dart.coordinator.fleet.server import CoordinatorService, Server
 from dart.coordinator.fleet.sessions import Fleet, InfrastructureError
 from dart.core.types import Block, Image, Markup, Prompt
 from dart.screenshots.held import Held
 from dart.screenshots.holder import Holder
 from dart.screenshots.lookup import UnknownScreenshot
 from dart.screenshots.stored import StoredScreenshots
-from dart.v1 import control_pb2_grpc
 from dart.v1 import session_pb2 as pb
 from dart.wire.capabilities import HOLD_SCREENSHOTS
 from dart.wire.channel import MAX_MESSAGE_BYTES, Dial
 from dart.wire.convert import image_from_proto
-from dart.wire.role import Command, CommandError, Reply
+from dart.wire.role import Command, CommandError, Reply, WorkerRole
 from dart.wire.worker import WorkerOptions, serve
 
 LARGE = 3_000_000
@@ -101,7 +99,7 @@ async def test_what_no_message_can_carry_fails_at_once(
             await pool.generate(prompt(*(screen(number) for number in range(images)), words=words), 1.0, 40, None)
         assert not taken.sizes, "nothing was sent"
         await pool.generate(prompt(screen(0, 100)), 1.0, 40, None)
-        assert len(taken.sizes) == 1 and not pool.waiting, "and the next request is served"
+        assert len(taken.sizes) == 1 and not pool.replicas.waiting, "and the next request is served"
 
 
 async def test_large_prompts_side_by_side_push_each_other_out_and_none_is_lost() -> None:
@@ -138,7 +136,7 @@ async def test_a_replica_that_has_lost_them_is_sent_all_of_them_again() -> None:
     assert [name for name, _ in taken.sizes].count("HoldScreenshots") == 8
 
 
-class Role:
+class Role(WorkerRole):
     """The same replica behind the worker's end of a session."""
 
     role = pb.ROLE_ROLLOUT
@@ -157,26 +155,16 @@ class Role:
         answered: Reply | None = reply
         return answered
 
-    async def close(self) -> None:
-        pass
-
 
 async def test_the_same_over_real_grpc() -> None:
     """Without it the first message would break the stream, again after every redial."""
     settings = config.Server(heartbeat_seconds=1.0, lost_after_seconds=30.0)
     worker_fleet, role, stop = Fleet(settings.lost_after_seconds), Role(), asyncio.Event()
     _, pool = EnvPool(worker_fleet), RolloutPool(worker_fleet, StoredScreenshots(None))
-    server = Server(settings)
-    service = CoordinatorService(worker_fleet, settings, "run", lambda hello: "{}")
-    await server.start(service, control_pb2_grpc.ControlServiceServicer())
-    try:
-        async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
-            options = WorkerOptions(Dial(server.address), "gpu-0", capabilities=role.capabilities)
-            tasks.create_task(serve(role, options, stop))
-            await pool.generate(prompt(*(screen(number) for number in range(20))), 1.0, 40, None)
-            stop.set()
-    finally:
-        await server.stop()
+    async with served(worker_fleet, settings) as server, asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+        tasks.create_task(serve(role, WorkerOptions(Dial(server.address), "gpu-0"), stop))
+        await pool.generate(prompt(*(screen(number) for number in range(20))), 1.0, 40, None)
+        stop.set()
     assert role.taken.misses == 0 and len(role.taken.sizes) == 5
 
 

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fleet_samples import World, fleet, replica, screen
+from run_processes.told import events
 
 from benchmarks import replica_health
 from benchmarks.instant import settings
 from benchmarks.simulation.cluster import SetUp
 from benchmarks.simulation.store import NoDatabase
-from benchmarks.simulation.timings import Timings
+from benchmarks.simulation.timings import SyncTimes, Timings
 from benchmarks.simulation.workers import SimulatedReplica
 from dart.agent.episode import ContextFull
 from dart.agent.prompt import build_prompt
-from dart.config import Agent
+from dart.config import Agent, Sync
 from dart.coordinator.fleet.replicas import GENERATE_ATTEMPTS
 from dart.coordinator.fleet.sessions import InfrastructureError, Worker
 from dart.coordinator.run import Run
@@ -162,11 +163,11 @@ async def test_a_request_that_is_cancelled_in_line_leaves_nothing_behind() -> No
     async with fleet(rollout=lambda command: None) as (_, pool):
         waiting = [asyncio.create_task(pool.generate(PROMPT, 1.0, 40, None)) for _ in range(7)]
         await asyncio.sleep(0.01)
-        assert (pool.waiting, pool.replicas.free) == (3, 0)
+        assert (pool.replicas.waiting, pool.replicas.free) == (3, 0)
         for task in (waiting[0], waiting[4], waiting[5]):  # the place of the first goes to one that goes, too
             task.cancel()
         await asyncio.sleep(0.01)
-        assert (pool.waiting, pool.replicas.free) == (0, 0)
+        assert (pool.replicas.waiting, pool.replicas.free) == (0, 0)
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
@@ -247,8 +248,7 @@ async def test_the_status_and_the_journal_tell_of_a_quarantine(tmp_path: Path) -
     run.replicas.served(request, now + 2.0)
     assert told() == ("ready", "idle")
     run.journal.close()
-    events = [json.loads(line) for line in run.directory.metrics.read_text().splitlines()]
-    health = [event for event in events if event["event"] == "replica_health"]
+    health = events(run.directory.metrics, "replica_health")
     assert [event["state"] for event in health] == ["quarantined", "probing", "healthy"]
     assert health[0]["why"] == "gpu-1: CUDA error: out of memory" and health[0]["failures"] == 3
 
@@ -274,6 +274,24 @@ def test_a_replica_that_fails_for_a_while() -> None:
     recovery = replica_health.recovery(requests, 2 * third)
     assert recovery["seconds_until_it_serves"] is not None and recovery["seconds_until_it_serves"] <= 65
     assert recovery["seconds_until_an_equal_share"] is not None
+
+
+@pytest.mark.parametrize(
+    ("sync", "least"), [(SyncTimes(gigabytes_per_second=100.0, restart=0.1), 0.98), (SyncTimes(), 0.9)], ids=str
+)
+def test_a_transfer_that_hangs_takes_nothing_from_the_other_replicas(
+    monkeypatch: pytest.MonkeyPatch, sync: SyncTimes, least: float
+) -> None:
+    """Where pauses for weights are short, it does not matter how many of them come just then."""
+    monkeypatch.setattr(replica_health, "Timings", partial(Timings, sync=sync))
+    monkeypatch.setattr(replica_health, "HUNG_SET_UP", SetUp("", 20, 4, trajectories_per_update=16))
+    monkeypatch.setattr(replica_health, "HANGS_AFTER_SECONDS", 900.0)
+    row = replica_health.hung_transfer(hours=0.5)
+    replaced = Sync().timeout_seconds + replica_health.GRACE_SECONDS + replica_health.STARTING_SECONDS
+    assert replaced <= row["seconds_until_it_serves"] <= replaced + 30
+    assert row["share_against_before"] >= least
+    assert row["requests_of_others_against_before"] >= 0.98
+    assert row["given_up"] == row["attempts_lost"] == 0
 
 
 def test_where_all_serve_together_nobody_waits_for_one_that_is_excluded() -> None:

@@ -4,10 +4,10 @@ that hangs. The real coordinator and the real env worker's role in virtual time.
 from __future__ import annotations
 
 import asyncio
-import json
 from pathlib import Path
 
 import pytest
+from run_processes.told import events
 
 from benchmarks.simulation import virtual_time
 from benchmarks.simulation.hosted import HostedEnvs
@@ -85,7 +85,7 @@ def evaluated(directory: Path, slots: int, episodes: int) -> list[dict[str, obje
         await worker.close()
 
     virtual_time.run(work())
-    return [json.loads(line) for line in (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    return events(directory / "metrics.jsonl")
 
 
 @pytest.fixture(autouse=True)
@@ -99,8 +99,9 @@ def test_neither_a_slow_boot_nor_a_slow_evaluator_is_a_stall_or_a_hung_worker(tm
     assert (result["episodes"], result["infrastructure_attempts"]) == (4, 0)
     kinds = {event["event"] for event in events}
     assert "stalled" not in kinds
-    assert [event["state"] for event in events if event["event"] == "worker" and event["worker"] == "env-0"] == [
-        "ready", "lost"
+    told = [event for event in events if event["event"] == "worker" and event["worker"] == "env-0"]
+    assert [(event["role"], event["state"]) for event in told] == [
+        ("env", "ready"), ("env", "lost")
     ], "lost with the Bye at the end alone"  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from store_samples import TASK, trajectory
+from store_samples import TASK, fates, trajectory
 
 from dart import manifest
 from dart.commands import running
@@ -21,7 +21,7 @@ from dart.errors import UserError
 from dart.job import Train
 from dart.rundir import RunDirectory
 from dart.store.database import Database
-from dart.store.records import TRAINED, CheckpointRecord, GroupState
+from dart.store.records import CheckpointRecord, GroupState
 
 MINIWOB = Path(__file__).parents[2] / "configs" / "miniwob_cpu.yaml"
 
@@ -77,7 +77,7 @@ async def test_broken_ones_are_passed_over_and_named(run: RunDirectory, database
     waiting = await database.unfinished_groups()
     assert [(group.id, group.state) for group in waiting] == [(f"g{n}", GroupState.RELEASED) for n in range(3, 7)]
     assert all(one.fate == "pending" and one.advantages for group in waiting for one in group.trajectories)
-    assert await database.fates() == {"pending": 8, TRAINED: 4}
+    assert await fates(database) == {"pending": 8, "trained": 4}
     await database.consume_groups(["g3"], 3)
 
 

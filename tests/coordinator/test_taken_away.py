@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sqlite3
 import subprocess
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from run_processes import killed_run
+from run_processes.told import events
 
 from dart.rundir import RunDirectory
 from dart.store.lock import is_held
@@ -58,18 +58,12 @@ def stored(run: RunDirectory) -> int:
     return told.read_text().count('"stored"') if told.exists() else 0
 
 
-def events(run: RunDirectory, kind: str) -> list[dict[str, object]]:
-    lines = run.metrics.read_text(encoding="utf-8").splitlines(keepends=True)
-    found = [json.loads(line) for line in lines if line.endswith("\n")]
-    return [event for event in found if event["event"] == kind]
-
-
 def test_a_removed_database_ends_the_run_and_is_named(run: RunDirectory, process: subprocess.Popen[str]) -> None:
     run.database.unlink()
     output, _ = process.communicate(timeout=HANG_SECONDS)
     assert process.returncode == 1
     assert "run.db was removed or replaced during the run" in output
-    (failed,) = events(run, "failed")
+    (failed,) = events(run.metrics, "failed")
     assert "restore the run directory from a copy" in str(failed["why"])
 
 
@@ -83,9 +77,9 @@ def test_a_removed_lock_is_made_again(run: RunDirectory, process: subprocess.Pop
 def test_a_backup_that_locks_the_database_is_waited_for(run: RunDirectory, process: subprocess.Popen[str]) -> None:
     with closing(sqlite3.connect(run.database, isolation_level=None, timeout=60)) as backup:
         backup.execute("BEGIN IMMEDIATE")
-        wait(lambda: bool(events(run, "database_locked")), process)
+        wait(lambda: bool(events(run.metrics, "database_locked")), process)
         before = stored(run)
         backup.execute("ROLLBACK")
     wait(lambda: stored(run) > before + 5, process)
-    wait(lambda: bool(events(run, "database_unlocked")), process)
-    assert "another process has locked the database for" in str(events(run, "database_locked")[0]["why"])
+    wait(lambda: bool(events(run.metrics, "database_unlocked")), process)
+    assert "another process has locked the database for" in str(events(run.metrics, "database_locked")[0]["why"])

@@ -14,6 +14,7 @@ import grpc
 import pytest
 from fleet_samples import World, replica
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from run_processes.told import events
 
 from dart import config
 from dart.commands.control import control
@@ -145,10 +146,6 @@ def mixed() -> Answer:
     return answer
 
 
-def events(directory: Path) -> list[dict[str, object]]:
-    return [json.loads(line) for line in (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-
-
 def ended(directory: Path, capsys: pytest.CaptureFixture[str]) -> str:
     """What `dart why` prints of the run that is over."""
     why(StatusOptions(run=directory))
@@ -180,8 +177,8 @@ async def test_a_hung_trainer_behind_a_session_that_lives(tmp_path: Path, capsys
                 if event.kind == "moving" and json.loads(event.json)["kind"] == "trainer":
                     break
         assert scene.run.progress.counts.updates == 1
-    told = events(tmp_path)
-    assert next(e["culprit"] for e in told if e["event"] == "stalled" and e["kind"] == "trainer") == "train-0 (rank 0)"
+    told = events(tmp_path / "metrics.jsonl", "stalled")
+    assert next(e["culprit"] for e in told if e["kind"] == "trainer") == "train-0 (rank 0)"
 
 
 async def test_weights_that_are_not_published_yet_are_not_missed(tmp_path: Path) -> None:
@@ -222,11 +219,11 @@ async def test_a_run_begins_without_a_replica_that_does_not_come_in_time(tmp_pat
         scene.join("env-0", pb.ROLE_ENV, World())
         scene.join("train-0", pb.ROLE_TRAIN, lambda command: None)
         async with asyncio.timeout(60):
-            while scene.run.progress.phase != "training":
+            while not scene.run._training.taken_up:
                 await asyncio.sleep(0.02)
         scene.join("rollout-1", pb.ROLE_ROLLOUT, replica)
         assert len(scene.run.replicas) == 2
-    (told,) = [event for event in events(tmp_path) if event["event"] == "replicas_missing"]
+    (told,) = events(tmp_path / "metrics.jsonl", "replicas_missing")
     assert (told["ready"], told["wanted"]) == (1, 2) and "rollout.wait_for_all_seconds" in str(told["reason"])
 
 
@@ -278,7 +275,7 @@ async def test_a_run_is_controlled_from_a_shell(tmp_path: Path, capsys: pytest.C
                 await asyncio.to_thread(control, "pause", None, scene.address, None)
             scene.join("train-0", pb.ROLE_TRAIN, lambda command: None)
             async with asyncio.timeout(60):
-                while scene.run.progress.phase != "training":
+                while not scene.run._training.taken_up:
                     await asyncio.sleep(0.02)
             with pytest.raises(UserError, match="may be two runs: leave one of them out"):
                 await asyncio.to_thread(control, "pause", tmp_path, scene.address, None)
@@ -310,7 +307,7 @@ async def test_a_pause_is_told_and_is_no_fault(tmp_path: Path) -> None:
         scene.join("rollout-0", pb.ROLE_ROLLOUT, replica)
         scene.join("train-0", pb.ROLE_TRAIN, lambda command: None)
         async with asyncio.timeout(60):
-            while scene.run.progress.phase != "training":
+            while not scene.run._training.taken_up:
                 await asyncio.sleep(0.02)
         scene.run.pause(True)
         assert (await scene.stall("paused")).deliberate
@@ -362,7 +359,7 @@ async def test_what_a_worker_says_while_the_server_stops_is_an_event(
             await stop()
 
         monkeypatch.setattr(scene.run.server, "stop", late)
-    assert events(tmp_path)[-1]["event"] == "late"
+    assert events(tmp_path / "metrics.jsonl")[-1]["event"] == "late"
 
 
 @pytest.mark.parametrize(("interrupt_seconds", "is_saved"), [(0.2, False), (60.0, True)])
@@ -381,11 +378,11 @@ async def test_an_interruption_waits_for_its_checkpoint_as_long_as_the_config_sa
         scene.join("rollout-0", pb.ROLE_ROLLOUT, lambda _: None)
         trainer = scene.join("train-0", pb.ROLE_TRAIN, saves)
         async with asyncio.timeout(60):
-            while scene.run.progress.phase != "training":
+            while not scene.run._training.taken_up:
                 await asyncio.sleep(0.01)
         scene.run.interrupt()
         command = await asked.get()
         await asyncio.sleep(1.0)
         saved = pb.CheckpointSaved(assignment=command.assignment, path=command.path, seconds=1.0)
         scene.run.fleet.receive(trainer, pb.SessionRequest(checkpoint_saved=saved))
-    assert any(event["event"] == "checkpoint" for event in events(tmp_path)) is is_saved
+    assert bool(events(tmp_path / "metrics.jsonl", "checkpoint")) is is_saved

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dart.errors import UserError, ungrouped
+from dart.errors import UserError, first_line, ungrouped
 
 
 def test_an_error_of_these_kinds_leaves_its_group() -> None:
@@ -24,3 +24,10 @@ def test_errors_without_a_group_pass() -> None:
         raise UserError("no port")
     with pytest.raises(ZeroDivisionError), ungrouped(UserError):
         raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(
+    ("said", "told"), [("\n no port \nTraceback", "no port "), ("", "ValueError"), ("x" * 1000, "x" * 300)]
+)
+def test_an_error_is_told_in_one_line(said: str, told: str) -> None:
+    assert first_line(ValueError(said)) == told

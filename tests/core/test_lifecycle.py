@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from lifecycle_samples import ENVIRONMENTS, begin, hopeless, machine, released, trajectory, verdicts
+from lifecycle_samples import ENVIRONMENTS, begin, hopeless, machine, released, stage, trajectory, verdicts
 
 from dart.core.curation.batches import ReleasedGroup
 from dart.core.curation.judging import STALE, UNMADE, UNUSABLE, Stage
@@ -20,7 +20,7 @@ from dart.core.curation.orders import (
     Failures,
     Order,
 )
-from dart.core.curation.usable import usable
+from dart.core.curation.usable import why_unusable
 from dart.core.types import Task, Trajectory, VersionSpan
 
 
@@ -31,15 +31,15 @@ def test_group_closes_when_all_have_finished_in_any_order() -> None:
     assert groups.next(ENVIRONMENTS)[1] is not None, "an environment never waits for another group's roll-outs"
     groups.finished(trajectory(orders[2]))
     groups.finished(trajectory(orders[0]))
-    assert not groups.undecided and groups.stage(orders[0].group_id) is Stage.OPEN
+    assert not groups.undecided and stage(groups, orders[0].group_id) is Stage.OPEN
     groups.finished(trajectory(orders[1], 1.0))
-    assert groups.stage(orders[0].group_id) is Stage.CLOSING
+    assert stage(groups, orders[0].group_id) is Stage.CLOSING
     (verdict,) = verdicts(groups, stored=False)
     assert (verdict.stage, verdict.cause, verdict.detail) == (Stage.WAITING, "released", "1 of 3 succeeded")
     assert verdict.plan == "because"
     assert groups.waiting_trajectories == 0, "nothing moves before it is stored"
     groups.decided(verdict)
-    assert groups.stage(verdict.group_id) is Stage.WAITING and groups.waiting_trajectories == 3
+    assert stage(groups, verdict.group_id) is Stage.WAITING and groups.waiting_trajectories == 3
     groups.validate()
 
 
@@ -65,7 +65,7 @@ def test_infrastructure_failure_gives_the_same_rollout_out_again_first() -> None
     groups.finished(trajectory(second))
     groups.finished(trajectory(again))
     assert [(one.released, one.detail) for one in verdicts(groups)] == [(False, "all 2 failed")]
-    assert groups.begun == 0
+    assert groups._begun == 0
 
 
 def test_a_roll_out_ends_once() -> None:
@@ -84,7 +84,7 @@ def test_a_group_does_without_a_roll_out_that_cannot_be_made() -> None:
     groups.failed(orders[0], now=0.0)
     again = groups.next(ENVIRONMENTS)[0]
     assert again.attempt == 2
-    assert groups.failed(hopeless(again), now=1.0) is Attempt.GIVEN_UP and groups.begun == 2
+    assert groups.failed(hopeless(again), now=1.0) is Attempt.GIVEN_UP and groups._begun == 2
     third, opened = groups.next(ENVIRONMENTS)
     assert third.trajectory_id.endswith("-3") and opened is None
     groups.finished(trajectory(orders[1], 1.0))
@@ -98,7 +98,7 @@ def test_a_group_of_which_nothing_can_be_made_is_dropped() -> None:
         groups.failed(hopeless(order), now=0.0)
     (verdict,) = verdicts(groups)
     assert (verdict.stage, verdict.cause, verdict.trajectories) == (Stage.DROPPED, UNMADE, ())
-    assert groups.begun == 0
+    assert groups._begun == 0
 
 
 def test_a_task_that_is_wrong_itself_is_not_tried_again() -> None:
@@ -202,11 +202,11 @@ def test_each_group_is_in_one_batch_and_the_stale_are_dropped() -> None:
     assert groups.stale(4) == [], "each is told once"
     groups.decided(verdict)
     assert groups.update_due and [group.id for group in groups.take()] == names
-    assert not groups.update_due and groups.waiting_trajectories == 0 and groups.begun == 6
+    assert not groups.update_due and groups.waiting_trajectories == 0 and groups._begun == 6
     with pytest.raises(ValueError, match="are in training: one batch at a time"):
         groups.take()
     groups.consumed()
-    assert groups.begun == 0 and groups.stage(names[0]) is None
+    assert groups._begun == 0 and stage(groups, names[0]) is None
     groups.validate()
 
 
@@ -216,7 +216,7 @@ def test_a_group_of_long_episodes_does_not_wait_behind_fresher_ones() -> None:
     assert [group.id for group in groups.take()] == [slow, fresh]
     groups.consumed()
     groups.validate()
-    assert groups.stage(fresher) is Stage.WAITING
+    assert stage(groups, fresher) is Stage.WAITING
 
 
 def test_what_the_trainer_refuses_is_dropped_and_the_others_are_next() -> None:
@@ -224,7 +224,7 @@ def test_what_the_trainer_refuses_is_dropped_and_the_others_are_next() -> None:
     names = [released(groups) for _ in range(3)]
     assert [group.id for group in groups.take()] == names[:2]
     groups.unusable(names[0], "sample g000001-1/0 has a token beyond the vocabulary")
-    assert groups.stage(names[0]) is Stage.TRAINING, "until the update is returned"
+    assert stage(groups, names[0]) is Stage.TRAINING, "until the update is returned"
     groups.returned()
     (verdict,) = verdicts(groups)
     assert verdict.cause == UNUSABLE and len(verdict.trajectories) == 3
@@ -263,7 +263,7 @@ def test_unusable_ends_a_group_once_wherever_it_is(stage: str) -> None:
     assert [(one.stage, one.detail) for one in verdicts(groups)] == [
         (Stage.DROPPED, "cannot be trained on: its screenshot is gone")
     ]
-    assert groups.begun == 0 and groups.stage(name) is None
+    assert groups._begun == 0 and stage(groups, name) is None
     groups.unusable(name, "it is gone")
     assert not groups.undecided and groups.waiting_trajectories == 0
 
@@ -332,14 +332,14 @@ def test_a_restart_drops_poison_and_keeps_the_rest() -> None:
     good = trajectory(Order("g000001-1", "g000001", task, 5))
     groups.restore_released(ReleasedGroup.evenly("g000001", (good,), (1.0,)), task)
     empty = replace(good, group_id="g000002", steps=())
-    why = usable(empty)
+    why = why_unusable(empty)
     assert why == "it has no steps"
     groups.restore_released(ReleasedGroup.evenly("g000002", (empty,), (1.0,)), task, unusable=why)
     groups.restore_open("g000003", task, 3, [replace(good, id="g000003-1", group_id="g000003", reward=math.inf)])
     groups.unusable("g000003", "its reward is inf")
     groups.validate()
     assert [(one.group_id, one.cause) for one in verdicts(groups)] == [("g000002", UNUSABLE), ("g000003", UNUSABLE)]
-    assert groups.waiting_trajectories == groups.begun == 1
+    assert groups.waiting_trajectories == groups._begun == 1
 
 
 # ---- what can be trained on ----
@@ -376,14 +376,14 @@ def poisoned(**changes: object) -> Trajectory:
     ],
 )
 def test_what_cannot_be_trained_on_is_said(bad: Trajectory, why: str) -> None:
-    told = usable(bad, vocabulary=100)
+    told = why_unusable(bad, vocabulary=100)
     assert told is not None and re.search(why, told)
 
 
 def test_what_can_be_trained_on() -> None:
-    assert usable(GOOD, 100) is None and usable(poisoned(token_ids=(3, 100, 5))) is None
+    assert why_unusable(GOOD, 100) is None and why_unusable(poisoned(token_ids=(3, 100, 5))) is None
     unscored = tuple(replace(step, generation=replace(step.generation, logprobs=())) for step in GOOD.steps)
-    assert usable(replace(GOOD, steps=unscored, pooled_from="g0-1")) is None, "the trainer scores it again"
+    assert why_unusable(replace(GOOD, steps=unscored, pooled_from="g0-1")) is None, "the trainer scores it again"
 
 
 # ---- all of it, in any order ----

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dart.core.curation.batches import ReleasedGroup
+from dart.core.fates import PENDING, TRAINED, cause_of, dropped
 from dart.core.json_text import JSON, to_json
 from dart.core.progress import Counts, Progress, StalenessCounts, StoredCounts
 from dart.core.types import Generation, Step, Task, Termination, Trajectory, VersionSpan, plain_fields
@@ -50,6 +51,21 @@ def test_steps_are_counted_by_the_rules_that_reading_them_took() -> None:
     resumed = Progress(1)
     resumed.restore(StoredCounts(2, 4, 0, 0, 0, {}), Counts.from_json(progress.counts.to_json()))
     assert resumed.counts.reading_rules == {"quotes": 2, "one-line": 1}
+
+
+def test_prompts_of_which_nobody_says_what_was_cached_are_left_out() -> None:
+    progress = Progress(1)
+    progress.trajectory_finished(rolled_out(steps=4))
+    assert progress.counts.prefix_cached is None and progress.counts.to_json()["prefix_cached"] is None
+    first, second, *rest = rolled_out(steps=4).steps
+    nothing, most = (replace(first.generation, cached_tokens=tokens) for tokens in (0, 2))
+    steps = (replace(first, generation=nothing), replace(second, generation=most), *rest)
+    progress.trajectory_finished(replace(rolled_out(), steps=steps))
+    assert (progress.counts.prompt_tokens, progress.counts.cached_tokens) == (6, 2)
+    assert progress.counts.to_json()["prefix_cached"] == 0.3333
+    resumed = Progress(1)
+    resumed.restore(StoredCounts(2, 8, 0, 0, 0, {}), Counts.from_json(progress.counts.to_json()))
+    assert resumed.counts.prefix_cached == pytest.approx(1 / 3)
 
 
 def test_success_goes_on_where_an_earlier_process_ended() -> None:
@@ -163,6 +179,16 @@ def test_counts_survive_the_journal(counts: Counts) -> None:
 
 def test_counts_of_an_older_process_may_lack_a_counter() -> None:
     assert Counts.from_json({"updates": 3, "fates": {"trained": 8}}) == Counts(updates=3, fates={"trained": 8})
+
+
+@given(st.text())
+def test_a_fate_says_why_a_trajectory_was_dropped(cause: str) -> None:
+    assert cause_of(dropped(cause)) == cause
+
+
+@pytest.mark.parametrize("fate", [PENDING, TRAINED, "evaluated", "dropped", "dropped by mistake"])
+def test_other_fates_have_no_cause(fate: str) -> None:
+    assert cause_of(fate) is None
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])

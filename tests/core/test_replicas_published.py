@@ -124,6 +124,14 @@ def test_a_replica_that_cannot_be_sent_weights_stops_sampling_what_would_be_drop
     alone.next_update()
     alone.update_failed(only, 0.0)
     assert only.serving, "nobody else does"
+    replicas, (a, b) = made("a", "b", max_staleness=0)
+    replicas.staged(1, 0.0)
+    replicas.next_update()
+    replicas.updated(a, 1, 0.0)
+    assert replicas.next_update() == (b, 1)
+    replicas.pause(a, 0.0)
+    replicas.update_failed(b, 0.0)
+    assert b.serving, "the fresher one does not"
 
 
 def test_who_is_excluded_is_not_waited_for_again() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dart.core.culprits import MOST_LOST, Lost, Owed, Scene, explain
-from dart.core.pace import Pace
+from dart.core.fleet.pace import Pace
 from dart.core.progress import Counts
 from dart.core.status import Figures, Status, WorkerStatus
 from dart.core.watchdog import FAILING_SECONDS, Kind, Limits, Overdue, Pulse, Watchdog

@@ -29,7 +29,8 @@ ROOT = Path(__file__).parents[2]
 
 def status(run: str = "r1", **changes: object) -> Status:
     figures = Figures(
-        Counts(updates=7, trajectories=70, env_steps=500, fates={"trained": 60, "dropped: stale": 10}),
+        Counts(updates=7, trajectories=70, env_steps=500, fates={"trained": 60, "dropped: stale": 10},
+               prompt_tokens=4000, cached_tokens=1000),
         Usage(env_utilisation=0.5, rollout_utilisation=0.75, trainer_utilisation=0.25),
         0.4, {"a": 0.3, 'odd "name"\n\\': 0.5}, 100.0,
     )  # fmt: skip
@@ -61,6 +62,7 @@ def test_prometheus_reads_what_the_status_says() -> None:
     assert found["dart_environments_slot_seconds_total", "r1", "acting"] == 60
     assert found["dart_task_success_ratio", "r1", 'odd "name"\n\\'] == 0.5
     assert found["dart_utilisation_ratio", "replicas", "r1"] == 0.75
+    assert found["dart_prefix_cached_ratio", "r1"] == 0.25
     assert found["dart_workers", "rollout", "r1", "syncing"] == 1
     assert found["dart_worker_slots", "rollout", "r1"] == 32 and found["dart_worker_busy", "env", "r1"] == 3
     assert found["dart_replica_weight_version", "rollout-1", "r1"] == 7
@@ -71,6 +73,7 @@ def test_prometheus_reads_what_the_status_says() -> None:
 def test_what_is_not_known_makes_no_series() -> None:
     found = values(exposition([status(figures=Figures(Counts(updates=7)), paused=True), status("r2")]))
     assert ("dart_success_ratio", "r1") not in found and found["dart_success_ratio", "r2"] == 0.4
+    assert ("dart_prefix_cached_ratio", "r1") not in found
     assert found["dart_paused", "r1"] == 1 and ("dart_paused", "r2") not in found
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from run_processes.told import events
 
 from benchmarks.dashboard.scripted import scripted_workers
 
@@ -127,9 +128,7 @@ class Place:
         return run
 
     def events(self, kind: str) -> list[dict[str, object]]:
-        lines = (self.run / "metrics.jsonl").read_text().splitlines(keepends=True)
-        made = [json.loads(line) for line in lines if line.endswith("\n")]
-        return [event for event in made if event["event"] == kind]
+        return events(self.run / "metrics.jsonl", kind)
 
     async def events_of(self, kind: str, least: int = 1) -> list[dict[str, object]]:
         """Wait until there are so many."""

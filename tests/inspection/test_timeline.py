@@ -77,6 +77,17 @@ async def test_a_replica_in_quarantine_is_not_shown_as_ready(run: RunDirectory) 
     ]  # fmt: skip
 
 
+async def test_a_worker_has_the_role_that_was_recorded_whatever_its_name_says(run: RunDirectory) -> None:
+    told = [(name, {**READY, "worker": name, **role}) for name, role in
+            (("envy-0", {"role": "rollout"}), ("node-7", {"role": "env"}), ("env-8", {}))]  # fmt: skip
+    tell(
+        run, [(101.0, "violation", {"worker": "envy-0", "field": "text"}), *((102.0, "worker", one) for _, one in told)]
+    )
+    async with opened(run) as it:
+        lanes = (await it.timeline()).lanes
+    assert [(lane.worker, lane.role) for lane in lanes] == [("envy-0", "rollout"), ("env-8", "env"), ("node-7", "env")]
+
+
 async def test_what_is_sent_since_the_last_answer_closes_what_was_open_then(run: RunDirectory) -> None:
     tell(run, BEGUN)
     async with opened(run) as it:

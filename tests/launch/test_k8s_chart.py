@@ -15,9 +15,8 @@ from launching.charts import MISSING, PYTHON, VERSIONS, manifests, render
 
 from dart.config import parse
 from dart.config.run import TokenRole
-from dart.coordinator.fleet.environments import NOT_BUSY
 from dart.core.status import Status, TimeSpent
-from dart.core.usage import EnvState
+from dart.core.usage import WITHIN_EPISODE, EnvState
 from dart.dashboard.metrics import exposition
 from dart.launch.k8s import values
 from dart.processes import secrets
@@ -162,7 +161,7 @@ def test_the_autoscaler_asks_for_metrics_that_the_dashboard_has() -> None:
     (series,) = re.findall(r'^(dart_environments_slot_seconds_total{run="demo")', said, re.MULTILINE)
     assert query.count(series) == 2
     busy, absent = (set(names.split("|")) for names in re.findall(r'state[=!]~"([^"]*)"', query))
-    assert busy == set(EnvState) - NOT_BUSY - {EnvState.QUEUED} | {EnvState.RENEWING}
+    assert busy == WITHIN_EPISODE - {EnvState.QUEUED} | {EnvState.RENEWING}
     assert absent == {EnvState.LOST, EnvState.MISSING}, "nobody could use them"
 
 

@@ -22,6 +22,7 @@ import psutil
 import pytest
 import yaml
 from click.testing import CliRunner
+from run_processes.told import events
 
 from dart.cli import main
 from dart.config import load
@@ -93,7 +94,7 @@ class Launched:
             time.sleep(0.2)
 
     def updates(self) -> int:
-        return events(self.run).count("update") if " run " in self.said else 0
+        return len(events(self.run.metrics, "update")) if " run " in self.said else 0
 
 
 @contextlib.contextmanager
@@ -118,11 +119,6 @@ def launched(cluster: Any, folder: Path, *settings: str) -> Iterator[Launched]:
         if process.poll() is None:
             process.kill()
         process.wait()
-
-
-def events(run: RunDirectory) -> list[str]:
-    lines = run.metrics.read_text().splitlines(keepends=True) if run.metrics.is_file() else []
-    return [json.loads(line)["event"] for line in lines if line.endswith("\n")]
 
 
 def processes_of(run: RunDirectory) -> list[str]:

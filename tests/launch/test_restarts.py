@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dart.launch.restarts import LASTING_SECONDS, Action, End, Finish, Restarts, Say, Start, Stop
+from dart.core.fleet.restarts import LASTING_SECONDS
+from dart.launch.restarts import Action, End, Finish, Restarts, Say, Start, Stop
 
 WORKERS, RANKS = ("env-0", "rollout-0"), ("train-0", "train-1")
 KILLED, LOST, WRONG, DONE, UNREACHED = End(-9), End(None), End(2, "wrong"), End(0), End(3)

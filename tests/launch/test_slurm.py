@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -16,6 +15,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 from clusters.slurm import SlurmCluster, missing, slurm_cluster
+from run_processes.told import events
 
 from dart.cli import main
 from dart.config import load, parse
@@ -130,6 +130,15 @@ def test_bad_input_is_no_reason_to_start_again_and_a_lost_trainer_is_wherever_th
     assert process(begun, "coordinator", lost).returncode == 0 and started(begun, "coordinator") == 2
 
 
+@pytest.mark.parametrize(("code", "starts"), [(1, 4), (130, 1)])
+def test_one_that_keeps_failing_is_given_up_and_one_that_was_interrupted_is_left(
+    tmp_path: Path, code: int, starts: int
+) -> None:
+    done = process(tmp_path / "run", "coordinator", f"exit {code}")
+    assert (done.returncode, done.stderr) == (code, "")
+    assert started(tmp_path / "run", "coordinator") == starts
+
+
 def test_a_worker_gets_no_token_of_the_shell_that_submitted(tmp_path: Path) -> None:
     exported = {"DART_TOKEN": "control", "DART_VIEW_TOKEN": "view"}
     tells = 'echo "${DART_TOKEN-none} ${DART_VIEW_TOKEN-none}" >> "$run/tokens"; touch "$run/summary.json"'
@@ -200,13 +209,6 @@ def launch(cluster: SlurmCluster, run: Path, *settings: str) -> subprocess.Compl
 def job_of(launched: subprocess.CompletedProcess[str]) -> str:
     assert launched.returncode == 0, launched.stderr
     return launched.stdout.split()[1].rstrip(",")
-
-
-def events(run: Path, kind: str) -> list[dict[str, Any]]:
-    file = run / "metrics.jsonl"
-    lines = file.read_text().splitlines(keepends=True) if file.is_file() else []
-    found = [json.loads(line) for line in lines if line.endswith("\n")]
-    return [event for event in found if event["event"] == kind]
 
 
 def wait(run: Path, holds: Callable[[], bool]) -> None:
@@ -342,13 +344,13 @@ def test_a_run_is_signalled_saves_queues_again_and_finishes(cluster: SlurmCluste
     run = tmp_path / "a run's"
     launched = launch(cluster, run, "rollout.replicas=1", "stop.updates=4", "evaluation.episodes=4")
     job = job_of(launched)
-    wait(run, lambda: len(events(run, "update")) >= 2)
+    wait(run, lambda: len(events(run / "metrics.jsonl", "update")) >= 2)
     again = launch(cluster, run)
     assert again.returncode == 2 and f"its job {job} is running" in again.stderr
 
     cluster.command("scancel", "--batch", "--signal=USR1", job)
     wait(run, lambda: cluster.field(job, "Restarts") == "1")
-    (saved,) = events(run, "checkpoint")
+    (saved,) = events(run / "metrics.jsonl", "checkpoint")
     assert saved["version"] >= 2
 
     wait(run, lambda: cluster.state(job) == "PENDING")
@@ -356,7 +358,7 @@ def test_a_run_is_signalled_saves_queues_again_and_finishes(cluster: SlurmCluste
     wait(run, (run / "summary.json").is_file)
     wait(run, lambda: cluster.state(job) == "COMPLETED")
     assert cluster.field(job, "Restarts") == "1" and cluster.field(job, "ExitCode") == "0:0"
-    made = [event["update"] for event in events(run, "update")]
+    made = [event["update"] for event in events(run / "metrics.jsonl", "update")]
     assert made == list(range(1, made[-1] + 1)) and made[-1] >= 4, "no update is lost or made twice"
     finished = launch(cluster, run)
     assert finished.returncode == 0 and "is finished" in finished.stdout

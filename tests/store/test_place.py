@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from sqlalchemy import MetaData, create_engine, select, text
-from store_samples import TASK, shape, trajectory
+from store_samples import TASK, fates, shape, trajectory
 
 from benchmarks.stores.servers import PASSWORD, PostgreSQL, no_postgresql, postgresql
 from dart import config
@@ -77,7 +77,7 @@ async def test_two_runs_of_one_name_in_one_database(tmp_path: Path, postgresql_s
         async with await RunDirectory.existing(run.path).open() as database:
             stored = await database.trajectory("g000001-1", with_images=True)
             assert stored and stored.trajectory == trajectory("g000001-1", "g000001")
-            assert await database.fates() == {"pending": 1}
+            assert await fates(database) == {"pending": 1}
         files = await RunFiles.open(run)
         try:
             told = await overview(files)
@@ -188,7 +188,7 @@ async def test_a_server_that_restarts_is_waited_for(tmp_path: Path) -> None:
             await asyncio.to_thread(server.start)
             await writing
             assert told[-1][1], "the wait is over"
-            assert await database.fates() == {"pending": 2}
+            assert await fates(database) == {"pending": 2}
             database.patience.seconds = 0.0
             await asyncio.to_thread(server.stop)
             with pytest.raises(DatabaseFailed, match="a server that is away"):

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
-from store_samples import TASK, image, trajectory
+from store_samples import TASK, fates, image, trajectory
 from store_servers import Stores
 from test_store_action_json import actions, texts
 
@@ -127,7 +127,7 @@ async def test_a_trajectory_needs_its_group_and_comes_once(database: Database) -
     await database.add_trajectory(trajectory("t-1", "group-1"))
     with pytest.raises(IntegrityError):
         await database.add_trajectory(trajectory("t-1", "group-1"))
-    assert await database.fates() == {"pending": 1}
+    assert await fates(database) == {"pending": 1}
 
 
 async def test_a_trajectory_whose_screenshot_nobody_has_is_refused(database: Database) -> None:
@@ -202,7 +202,7 @@ async def test_a_resumed_run_finds_what_no_update_has_had(database: Database, st
         assert (waiting[0].closed, waiting[0].detail, waiting[0].consumed_by_update) == (None, "pending", None)
         (consumed,) = await resumed.unfinished_groups([GroupState.CONSUMED])
         assert (consumed.consumed_by_update, consumed.detail) == (7, "trained")
-        assert await resumed.fates() == {"pending": 2, "released: cause": 2, "dropped: cause": 2, "trained": 2}
+        assert await fates(resumed) == {"pending": 2, "released: cause": 2, "dropped: cause": 2, "trained": 2}
 
 
 async def test_no_group_is_trained_on_twice(database: Database) -> None:
@@ -276,12 +276,12 @@ async def test_runs_of_one_database_are_kept_apart(database: Database, stores: S
     await database.start_run("run-2", "later", {}, started=2.0)
     await fill(database, "group-2", 1.0, count=1)
     assert await database.events_since(0) == []
-    assert await database.fates() == {"pending": 1}
+    assert await fates(database) == {"pending": 1}
     assert [run.id for run in await database.runs()] == ["run-2", "run-1"]
     async with await stores.open() as reader:
         assert reader.run_id == "run-2"
         reader._run_id = "run-1"
-        assert await reader.fates() == {"pending": 2}
+        assert await fates(reader) == {"pending": 2}
 
 
 async def test_histories_are_of_training_rollouts_alone(database: Database) -> None:

@@ -1,4 +1,5 @@
-"""A database that another program has locked, a backup for example, is waited for; its write-ahead log stays small."""
+"""A database that another program has locked, a backup for example, is waited for, and so is a PostgreSQL server that
+is away, unless it was lost during a commit. SQLite's write-ahead log stays small."""
 
 from __future__ import annotations
 
@@ -9,11 +10,14 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from sqlalchemy import create_engine, event
+from sqlalchemy.exc import OperationalError
 from store_samples import TASK, trajectory
 
 from dart.store import engine
 from dart.store.database import Database, sqlite_url
-from dart.store.engine import DatabaseFailed
+from dart.store.engine import DatabaseFailed, Lane
+from dart.store.patience import Patience
 
 
 @pytest.fixture
@@ -55,6 +59,33 @@ async def test_patience_ends(database: Database, backup: sqlite3.Connection) -> 
     database.patience.seconds = 0.05
     with pytest.raises(DatabaseFailed, match=r"database is locked: fix that \(a program that has locked it\)"):
         await database.add_trajectory(trajectory("t", "g"))
+
+
+@pytest.mark.parametrize(("reached", "lost_in", "tries"), [(True, "work", 2), (True, "commit", 1), (False, "work", 1)])
+async def test_a_transaction_is_repeated_unless_nobody_knows_whether_it_was_committed(
+    monkeypatch: pytest.MonkeyPatch, reached: bool, lost_in: str, tries: int
+) -> None:
+    """The connection to a PostgreSQL server is lost, once. One that was never reached is not waited for either."""
+    monkeypatch.setattr(engine, "_AWAY_SECONDS", 0.0)
+    server = create_engine("sqlite://")
+    server.dialect.name = "postgresql"
+    lane, told = Lane(server, 1, "lane", Patience(60.0)), list[str]()
+
+    def lose(where: str) -> None:
+        told.append(where)
+        if where == lost_in and told.count(where) == 1:
+            raise OperationalError("", None, Exception("the server closed it"), connection_invalidated=True)
+
+    if reached:
+        await lane.run(lambda connection: None)
+    event.listen(server, "commit", lambda connection: lose("commit"))
+    if tries == 2:
+        await lane.run(lambda connection: lose("work"))
+    else:
+        with pytest.raises(DatabaseFailed, match=r"the server closed it: .* a server that is away"):
+            await lane.run(lambda connection: lose("work"))
+    assert told.count("work") == tries
+    lane.close()
 
 
 async def test_the_log_is_cut_when_nobody_reads(database: Database, tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ class Replica:
             finish_reason="stop", token_ids=[2, 3], weight_versions=[SimpleNamespace(version="0", start=0, end=2)],
             logprobs=SimpleNamespace(logprobs=[-0.5, -0.5], start_indices=[0, 1]),
         )  # fmt: skip
-        output = SimpleNamespace(prompt_token_ids=[1], outputs=[completion])
+        output = SimpleNamespace(prompt_token_ids=[1], outputs=[completion], num_cached_tokens=0)
         tokenizer = SimpleNamespace(decode=lambda *_, **__: "Action: click(start_box='(000,000)')")
         made = Engine._generation(SimpleNamespace(_tokenizer=tokenizer), output)  # type: ignore[arg-type]
         message = generation_to_proto(made, 0.0)

@@ -8,13 +8,16 @@ from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+from dart import config
 from dart.coordinator.fleet.environments import EnvPool
 from dart.coordinator.fleet.replicas import RolloutPool
+from dart.coordinator.fleet.server import CoordinatorService, Server
 from dart.coordinator.fleet.sessions import Fleet, Worker
 from dart.core.action import Click, Point
 from dart.core.types import Image, Observation
 from dart.screenshots.stored import StoredScreenshots
 from dart.store.blobs import BlobStore
+from dart.v1 import control_pb2_grpc
 from dart.v1 import session_pb2 as pb
 from dart.wire.convert import action_to_proto, observation_to_proto
 
@@ -62,6 +65,19 @@ async def fleet(
         finally:
             for task in serving:
                 task.cancel()
+
+
+@asynccontextmanager
+async def served(
+    fleet: Fleet, settings: config.Server, welcome: Callable[[pb.Hello], str] = lambda hello: "{}"
+) -> AsyncIterator[Server]:
+    """A real server, which workers of this fleet dial over gRPC."""
+    server = Server(settings)
+    await server.start(CoordinatorService(fleet, settings, "run", welcome), control_pb2_grpc.ControlServiceServicer())
+    try:
+        yield server
+    finally:
+        await server.stop()
 
 
 def replica(command: Any, **more: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from dart.core.curation.judging import Verdict
+from dart.core.curation.judging import Stage, Verdict
 from dart.core.curation.lifecycle import Lifecycle, Rules
 from dart.core.curation.orders import Failures, Order
 from dart.core.curation.planning import Plan
@@ -36,6 +36,12 @@ def machine(
     sampler = TaskSampler("s", ["a", "b", "c"], (0, 100), random.Random(0))
     rules = Rules(Schedule(sampling, synchronous, rollouts, size), max_staleness=1)
     return Lifecycle(rules, sampler, lambda task: Plan(rollouts, 5, "because"), first, failures)
+
+
+def stage(groups: Lifecycle, group_id: str) -> Stage | None:
+    """The group's stage; None if it is consumed, dropped or unknown."""
+    group = groups._groups.get(group_id)
+    return group.stage if group else None
 
 
 def begin(groups: Lifecycle, number: int) -> list[Order]:

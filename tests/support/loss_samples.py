@@ -38,6 +38,12 @@ def double(*shape: int, seed: int = 0) -> Any:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
+def sequence_ratio(new: Any, old: Any, steps: Steps) -> Any:
+    """GSPO's s = exp(1/|y| Σ_t log(π(a_t) / π_old(a_t))) at each token of a step (arXiv 2507.18071): its gradient there
+    is s/|y| Σ_u ∂ log π(a_u), so that every token's term moves every token of the step."""
+    return steps.spread(steps.means(new - old).exp())
+
+
 def recipe(**changes: Any) -> Recipe:
     """The paper's, without KL, in the configuration's own words."""
     loss = Loss(**{"kl_coefficient": 0.0, **changes}).model_dump(exclude={"kind", "entropy_quantile"})

@@ -6,18 +6,24 @@ import asyncio
 import itertools
 import sys
 from array import array
+from collections import Counter
 
 from sqlalchemy import URL, create_engine, inspect
 
 from dart.core.action import Click, Point
 from dart.core.types import Generation, Image, Step, Task, Termination, Trajectory, VersionSpan
-from dart.store.database import Database
+from dart.store.database import Database, Reader
 
 TASK = Task("miniwob", "click-color", 17)
 
 
 def image(text: str, size: int = 1000) -> Image:
     return Image.of(text.encode().ljust(size, b"."), "image/png", 160, 210)
+
+
+async def fates(database: Reader) -> dict[str, int]:
+    """Fate → number of trajectories."""
+    return Counter(row.fate for row in await database.list_trajectories(limit=10_000))
 
 
 def shape(url: URL) -> dict[str, object]:

@@ -13,12 +13,12 @@ import sys
 import time
 import urllib.request
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 from dashboards.served import browsing, viewing
 from dashboards.tour import SCHEMES, Tour, every_page, keys_everywhere, keys_of_the_player
+from run_processes.told import events
 from tracking.read_back import SWANLAB, read_back
 
 ROOT = Path(__file__).parents[2]
@@ -31,11 +31,6 @@ pytestmark = [pytest.mark.engine, pytest.mark.browser, pytest.mark.torch]
 
 def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "dart", *arguments]
-
-
-def events(run: Path) -> list[dict[str, Any]]:
-    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
-    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def processes_of(run: Path) -> list[str]:
@@ -119,7 +114,7 @@ def test_trackers_were_told_all_of_it(finished: Path, kind: str) -> None:
             pytest.skip("SwanLab is not installed: run `make swanlab`")
         subprocess.run([str(SWANLAB), "-m", "dart", "track", str(finished), "--to", kind], check=True)
     found = read_back(kind, finished)
-    told = {e["update"]: e["success_rate"] for e in events(finished) if e["event"] == "update"}
+    told = {e["update"]: e["success_rate"] for e in events(finished / "metrics.jsonl", "update")}
     assert found["run/success_rate"] == pytest.approx(told, abs=1e-6)
     assert set(found["trainer/loss"]) == set(told)
     after = json.loads((finished / "summary.json").read_text())["success_after"]["greedy"]["mean"]
@@ -128,7 +123,7 @@ def test_trackers_were_told_all_of_it(finished: Path, kind: str) -> None:
 
 
 def test_every_worker_saw_the_runs_directory(finished: Path) -> None:
-    joined = [event for event in events(finished) if event["event"] == "worker" and event["state"] == "ready"]
+    joined = [event for event in events(finished / "metrics.jsonl", "worker") if event["state"] == "ready"]
     assert {(event["worker"], event["shares_screenshots"]) for event in joined} == {
         ("env-0", True), ("rollout-0", True), ("rollout-1", True), ("train", True),
     }  # fmt: skip
@@ -138,7 +133,7 @@ def test_replicas_were_updated_one_after_the_other(finished: Path) -> None:
     syncing: set[str] = set()
     most = 0
     last: dict[str, int] = {}
-    for event in events(finished):
+    for event in events(finished / "metrics.jsonl"):
         if event["event"] == "sync_started":
             syncing.add(event["replica"])
             most = max(most, len(syncing))
@@ -213,7 +208,7 @@ def test_interrupted_then_resumed(tmp_path: Path) -> None:
     run: Path | None = None
     while time.monotonic() < deadline and process.poll() is None:
         run = next((tmp_path / "runs").glob("*"), None) if (tmp_path / "runs").exists() else None
-        if run and (run / "metrics.jsonl").exists() and any(e["event"] == "update" for e in events(run)):
+        if run and events(run / "metrics.jsonl", "update"):
             break
         time.sleep(0.2)
     assert run is not None
@@ -235,14 +230,14 @@ def test_interrupted_then_resumed(tmp_path: Path) -> None:
     assert "interrupted" in status
     assert "--resume" in status
 
-    assert not any(e["shares_screenshots"] for e in events(run) if e["event"] == "worker")
-    before = max(e["update"] for e in events(run) if e["event"] == "update")
+    assert not any(e["shares_screenshots"] for e in events(run / "metrics.jsonl", "worker"))
+    before = max(e["update"] for e in events(run / "metrics.jsonl", "update"))
     again = subprocess.run(
         [*arguments, "--set", f"stop.updates={before + 1}", "--resume", str(run)],
         cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=HANG_SECONDS, check=False,
     )  # fmt: skip
     assert again.returncode == 0, again.stdout[-3000:] + again.stderr[-3000:]
-    assert max(e["update"] for e in events(run) if e["event"] == "update") == before + 1
+    assert max(e["update"] for e in events(run / "metrics.jsonl", "update")) == before + 1
     with contextlib.closing(sqlite3.connect(run / "run.db")) as connection:
         seen = connection.execute(
             """SELECT count(*), sum(e.selected), sum(length(e.token_entropies) = length(s.token_ids) / 2)
@@ -269,11 +264,7 @@ def test_an_evaluation_that_was_broken_off_goes_on_where_it_was(tmp_path: Path) 
     deadline = time.monotonic() + HANG_SECONDS
     while time.monotonic() < deadline and process.poll() is None:
         found = list((tmp_path / "runs").glob("*/metrics.jsonl"))
-        if (
-            found
-            and any(e.get("phase") == "evaluating" for e in events(found[0].parent))
-            and evaluated(found[0].parent)
-        ):
+        if found and any(e.get("phase") == "evaluating" for e in events(found[0])) and evaluated(found[0].parent):
             break
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)

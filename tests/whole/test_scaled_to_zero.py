@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from run_processes.told import events
 
 from benchmarks.dashboard.scripted import ScriptedPolicy, ScriptedTrainer
 from dart.wire.channel import Dial
@@ -64,10 +65,7 @@ class Elastic:
                 await asyncio.sleep(0.1)
 
     def events(self, kind: str) -> list[dict[str, object]]:
-        if not (self.run / "metrics.jsonl").is_file():
-            return []
-        lines = (self.run / "metrics.jsonl").read_text().splitlines(keepends=True)
-        return [e for line in lines if line.endswith("\n") and (e := json.loads(line))["event"] == kind]
+        return events(self.run / "metrics.jsonl", kind)
 
     def count(self, what: str) -> int:
         return len(self.events(what))
@@ -107,7 +105,7 @@ class Elastic:
 
 
 async def served(role: WorkerRole, name: str, address: str, stop: asyncio.Event) -> None:
-    await serve(role, WorkerOptions(Dial(address), name, capabilities=getattr(role, "capabilities", ())), stop)
+    await serve(role, WorkerOptions(Dial(address), name), stop)
 
 
 @pytest.fixture

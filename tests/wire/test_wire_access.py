@@ -25,7 +25,7 @@ from dart.v1 import control_pb2_grpc
 from dart.v1 import session_pb2 as pb
 from dart.wire import channel
 from dart.wire.channel import MAX_MESSAGE_BYTES, OPTIONS, Dial, authorised
-from dart.wire.role import Command, Reply
+from dart.wire.role import Command, Reply, WorkerRole
 from dart.wire.stream import Stream
 from dart.wire.worker import WorkerOptions, serve
 
@@ -288,7 +288,7 @@ def test_a_certificate_of_ones_own_is_never_left_out_in_silence(files: dict[str,
         Dial("localhost:50051", **{name: Path(path) for name, path in files.items()})  # type: ignore[arg-type]
 
 
-class Large:
+class Large(WorkerRole):
     """Answers with more than a message may have."""
 
     role = pb.ROLE_ENV
@@ -304,9 +304,6 @@ class Large:
         if isinstance(command, pb.Reset):
             return pb.Observed(image={"data": bytes(MAX_MESSAGE_BYTES)})
         return pb.Released()
-
-    async def close(self) -> None:
-        pass
 
 
 async def test_what_is_too_large_fails_at_once_and_the_stream_lives(caplog: pytest.LogCaptureFixture) -> None:

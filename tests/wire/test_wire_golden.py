@@ -129,11 +129,14 @@ def test_unset_kinds_are_errors() -> None:
         action_from_proto(apb.Action(click=apb.Click(count=1)))
 
 
+@pytest.mark.parametrize("cached", [None, 0, 2])
 @pytest.mark.parametrize("packed", [False, True])
-def test_a_turn_arrives_as_it_was_sent(packed: bool) -> None:
-    sent = Generation((1, 300, 2**31 - 1), (5, 2), (-0.5, 0.0), (VersionSpan(3, 0, 2),), "ok")
+def test_a_turn_arrives_as_it_was_sent(packed: bool, cached: int | None) -> None:
+    spans = (VersionSpan(3, 0, 2),)
+    sent = Generation((1, 300, 2**31 - 1), (5, 2), (-0.5, 0.0), spans, "ok", cached_tokens=cached)
     message = generation_to_proto(sent, 0.5, packed=packed)
     assert bool(message.packed_prompt_token_ids) is packed and bool(message.prompt_token_ids) is not packed
     got = generation_from_proto(message)
     assert (tuple(got.prompt_token_ids), tuple(got.token_ids)) == (sent.prompt_token_ids, sent.token_ids)
     assert tuple(got.logprobs) == sent.logprobs and (got.versions, got.text) == (sent.versions, sent.text)
+    assert got.cached_tokens == cached

@@ -6,14 +6,13 @@ import asyncio
 import random
 
 import pytest
+from fleet_samples import served
 
 from benchmarks.endurance.proxy import Proxy
 from benchmarks.endurance.redial import SLOTS, Apart, Calls, Counting, episodes
 from dart import config
 from dart.coordinator.fleet import server as server_module
-from dart.coordinator.fleet.server import CoordinatorService, Server
 from dart.coordinator.fleet.sessions import Fleet, Worker
-from dart.v1 import control_pb2_grpc
 from dart.wire import worker as worker_module
 from dart.wire.stream import Call, Stream
 from dart.wire.worker import WorkerOptions, serve
@@ -53,14 +52,11 @@ async def test_no_worker_ends_and_every_command_is_carried_out_once(seed: int, m
     lost: list[Worker] = []
     fleet.on_ready.append(ready.put_nowait)
     fleet.on_lost.append(lost.append)
-    server = Server(settings)
-    service = CoordinatorService(fleet, settings, "run", lambda hello: "{}")
-    await server.start(service, control_pb2_grpc.ControlServiceServicer())
-    proxy = Proxy(server.port)
-    await proxy.start()
     chance = random.Random(seed)
     roles = [Counting(seed + number) for number in range(WORKERS)]
-    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+    async with served(fleet, settings) as server, asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+        proxy = Proxy(server.port)
+        await proxy.start()
         serving = [
             tasks.create_task(serve(role, WorkerOptions(Apart(f"127.0.0.1:{proxy.port}"), f"w{n}"), asyncio.Event()))
             for n, role in enumerate(roles)
@@ -83,8 +79,7 @@ async def test_no_worker_ends_and_every_command_is_carried_out_once(seed: int, m
         assert not lost and len(fleet.workers) == WORKERS, "nobody was given up"
         fleet.say_goodbye("over")
         assert [await one for one in serving] == ["over"] * WORKERS
-    await proxy.stop()
-    await server.stop()
+        await proxy.stop()
     assert calls.lost == 0
     assert calls.made == calls.answered + calls.given_up
     assert calls.answered > 100 and calls.given_up > 0

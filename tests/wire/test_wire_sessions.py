@@ -17,12 +17,12 @@ from dart.v1 import control_pb2_grpc, session_pb2_grpc
 from dart.v1 import session_pb2 as pb
 from dart.wire import worker as worker_module
 from dart.wire.channel import Dial
-from dart.wire.role import Command, CommandError, Reply
+from dart.wire.role import Command, CommandError, Reply, WorkerRole
 from dart.wire.rules import Limits, Violation
 from dart.wire.worker import WorkerOptions, serve
 
 
-class CountingRole:
+class CountingRole(WorkerRole):
     """A real role on the worker's side of the wire: it answers Release, and counts how often it really worked."""
 
     role = pb.ROLE_ENV
@@ -108,6 +108,17 @@ async def test_call_reply_failure_and_goodbye() -> None:
             while r.fleet.workers:  # until the coordinator has seen it hang up
                 await asyncio.sleep(0.01)
     assert r.role.closed == 1
+
+
+async def test_a_worker_introduces_itself_as_its_role_says() -> None:
+    async with rig() as r, asyncio.TaskGroup() as tasks:
+        r.role.role, r.role.capabilities, r.role.rank, r.role.world_size = pb.ROLE_TRAIN, ("rescore",), 1, 2
+        serving = tasks.create_task(r.work())
+        hello = (await r.ready.get()).hello
+        assert (hello.role, hello.rank, hello.world_size) == (pb.ROLE_TRAIN, 1, 2)
+        assert "rescore" in hello.capabilities
+        r.stop.set()
+        await serving
 
 
 async def test_lost_stream_is_resumed_and_nothing_is_done_twice() -> None:

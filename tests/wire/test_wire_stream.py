@@ -13,7 +13,7 @@ from dart.coordinator.fleet.sessions import Fleet, Worker, WorkerLost
 from dart.v1 import control_pb2_grpc
 from dart.v1 import session_pb2 as pb
 from dart.wire.channel import Dial
-from dart.wire.role import Command, Reply
+from dart.wire.role import Command, Reply, WorkerRole
 from dart.wire.stream import Stream, StreamLostError
 from dart.wire.worker import WorkerOptions, serve
 
@@ -73,7 +73,7 @@ async def test_cancelling_the_task_passes_through() -> None:
     assert reading.cancelled()
 
 
-class Prompt:
+class Prompt(WorkerRole):
     """Answers at once, so that there is nearly always something to write."""
 
     role = pb.ROLE_ENV
@@ -83,9 +83,6 @@ class Prompt:
 
     async def handle(self, command: Command) -> Reply | None:
         return pb.Released()
-
-    async def close(self) -> None:
-        pass
 
 
 async def test_a_worker_that_writes_while_the_coordinator_dies_dials_again() -> None:

@@ -26,7 +26,7 @@ from dart.testing import conform
 from dart.v1 import session_pb2 as pb
 from dart.wire.channel import Dial
 from dart.wire.convert import trajectory_to_proto
-from dart.wire.role import Command, Reply
+from dart.wire.role import Command, Reply, WorkerRole
 from dart.wire.worker import WorkerOptions, serve
 from dart.worlds.plugs import check, find
 
@@ -170,7 +170,7 @@ def test_the_old_keys_of_miniwob_are_its_options() -> None:
         parse(raw)
 
 
-class LeftClicks:
+class LeftClicks(WorkerRole):
     """A replica without a model: it clicks on the left half."""
 
     role = pb.ROLE_ROLLOUT
@@ -185,9 +185,6 @@ class LeftClicks:
             prompt_token_ids=[1], token_ids=tokens, logprobs=[-0.5] * len(tokens), text=text,
             versions=[{"version": 0, "start": 0, "end": len(tokens)}], finish_reason=pb.FINISH_REASON_STOP,
         )  # fmt: skip
-
-    async def close(self) -> None:
-        pass
 
 
 async def test_a_run_with_it(folder: Path) -> None:

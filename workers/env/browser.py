@@ -115,12 +115,11 @@ async def _close_if_hung(connection: Connection) -> None:
 class Page:
     """One tab. Every call ends within `timeout` seconds."""
 
-    def __init__(self, connection: Connection, context: str, target: str, session: str, timeout: float) -> None:
+    def __init__(self, connection: Connection, context: str, session: str, timeout: float) -> None:
         self.timeout = timeout
         self.failure: EnvironmentFailure | None = None
         self._connection = connection
         self._context = context
-        self._target = target
         self._session = session
         self._loaded: asyncio.Future[None] | None = None
         self._copied = NOTHING_COPIED
@@ -143,7 +142,7 @@ class Page:
                     parameters["enableBeginFrameControl"] = True
                 target = (await connection.send("Target.createTarget", parameters))["targetId"]
                 attached = await connection.send("Target.attachToTarget", {"targetId": target, "flatten": True})
-                page = cls(connection, context, target, attached["sessionId"], timeout)
+                page = cls(connection, context, attached["sessionId"], timeout)
                 metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
                 await page.calls(
                     [

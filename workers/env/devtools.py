@@ -15,17 +15,17 @@ import json
 import os
 import shutil
 import signal
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from dart.errors import UserError
 from dart.worlds.contract import EnvironmentFailure
+from dart.worlds.locks import abandoned, owned_folder
 
 EXECUTABLES = ("chromium-headless-shell", "chromium", "google-chrome")
 REMEDY = "apt-get install chromium-headless-shell"
-PROFILE_PREFIX, OWNER_FILE = "dart-chromium-", "owner"
+PROFILE_PREFIX = "dart-chromium-"
 
 FLAGS = (
     "--headless",
@@ -272,32 +272,13 @@ class Profile:
     """A folder for one Chromium, locked while its worker lives; the next worker removes folders left unlocked."""
 
     def __init__(self) -> None:
-        for old in Path(tempfile.gettempdir()).glob(f"{PROFILE_PREFIX}*"):
-            _remove_if_left(old)
-        self.folder = Path(tempfile.mkdtemp(prefix=PROFILE_PREFIX))
-        # The lock file gets its name only once it is locked, so that nobody takes this folder for an abandoned one.
-        unlocked = self.folder / f"{OWNER_FILE}.new"
-        self._lock = os.open(unlocked, os.O_CREAT | os.O_RDWR, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
-        unlocked.rename(self.folder / OWNER_FILE)
+        for old in abandoned(PROFILE_PREFIX):
+            shutil.rmtree(old, ignore_errors=True)
+        self.folder, self._lock = owned_folder(PROFILE_PREFIX)
 
     def remove(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
         os.close(self._lock)
-
-
-def _remove_if_left(folder: Path) -> None:
-    try:
-        lock = os.open(folder / OWNER_FILE, os.O_RDWR)
-    except OSError:
-        return
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(folder, ignore_errors=True)
-    except BlockingIOError:
-        pass
-    finally:
-        os.close(lock)
 
 
 def _reap(pid: int, profile: Profile | None) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dart.core.action import PUNCTUATION
+
 ALT, CONTROL, META, SHIFT = 1, 2, 4, 8
 
 
@@ -84,13 +86,7 @@ for _plain, _with_shift, _code, _virtual in _PRINTABLE:
 _CHARACTERS["\n"] = _CHARACTERS["\r"] = _NAMED["Return"]
 _CHARACTERS["\t"] = _NAMED["Tab"]
 
-_KEYSYM_CHARACTERS = {
-    "space": " ", "exclam": "!", "quotedbl": '"', "numbersign": "#", "dollar": "$", "percent": "%", "ampersand": "&",
-    "apostrophe": "'", "parenleft": "(", "parenright": ")", "asterisk": "*", "plus": "+", "comma": ",", "minus": "-",
-    "period": ".", "slash": "/", "colon": ":", "semicolon": ";", "less": "<", "equal": "=", "greater": ">",
-    "question": "?", "at": "@", "bracketleft": "[", "backslash": "\\", "bracketright": "]", "asciicircum": "^",
-    "underscore": "_", "grave": "`", "braceleft": "{", "bar": "|", "braceright": "}", "asciitilde": "~",
-}  # fmt: skip
+_KEYSYM_CHARACTERS = {"space": " ", **{keysym: character for character, keysym in PUNCTUATION.items()}}
 
 
 def of_keysym(name: str) -> Key | None:

@@ -11,7 +11,6 @@ each cell; they scale to other screens. The page itself keeps the score, which i
 
 from __future__ import annotations
 
-import difflib
 import json
 import random
 from collections.abc import Collection, Iterator
@@ -21,11 +20,11 @@ from pydantic import Field
 
 from dart import assets
 from dart.core.types import Task
-from dart.errors import UserError
 from dart.workers.env import ladder_layout
 from dart.workers.env.oracle import On, Plan
 from dart.workers.env.web import WebEnv, WebOptions, WebWorld
 from dart.worlds import Verdict
+from dart.worlds.tasks import no_task
 
 SUITE = "ladder"
 PAGE = Path(assets.__file__).parent / "ladder" / "ladder.html"
@@ -47,17 +46,11 @@ class LadderOptions(WebOptions):
 class LadderEnv(WebEnv):
     """One page with one task at a time."""
 
-    suite = SUITE
-
     @classmethod
     def check_task(cls, name: str) -> None:
         """Raises UserError with the closest names if there is no such task."""
-        names = ladder_layout.task_names()
-        if name in names:
-            return
-        close = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
-        hint = f"did you mean {', '.join(close)}?" if close else f"there are {names[0]} to {names[-1]}"
-        raise UserError(f"environment.tasks.names: {SUITE} has no task {name!r}: {hint}")
+        if name not in ladder_layout.task_names():
+            raise no_task(SUITE, name, ladder_layout.task_names())
 
     @classmethod
     def oracle_tasks(cls) -> Collection[str]:

@@ -7,7 +7,6 @@ verdict, the episode is frozen: later actions change nothing.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import importlib.util
 import json
@@ -22,8 +21,10 @@ from dart.core.types import Task
 from dart.errors import UserError
 from dart.workers.env import miniwob_oracle
 from dart.workers.env.oracle import Plan
-from dart.workers.env.web import WebEnv, WebOptions, WebWorld, problem
+from dart.workers.env.web import WebEnv, WebOptions, WebWorld
 from dart.worlds import Verdict
+from dart.worlds.missing import problem
+from dart.worlds.tasks import no_task
 
 SUITE = "miniwob"
 
@@ -114,11 +115,8 @@ def task_names() -> tuple[str, ...]:
 
 def check_task(name: str) -> None:
     """Raises UserError with the closest names if there is no such task."""
-    if name in task_names():
-        return
-    close = difflib.get_close_matches(name, task_names(), n=3, cutoff=0.4)
-    hint = f"did you mean {', '.join(close)}?" if close else "for example click-test, enter-text or login-user"
-    raise UserError(f"environment.tasks.names: {SUITE} has no task {name!r}: {hint}")
+    if name not in task_names():
+        raise no_task(SUITE, name, task_names())
 
 
 class MiniWobOptions(WebOptions):
@@ -127,8 +125,6 @@ class MiniWobOptions(WebOptions):
 
 class MiniWobEnv(WebEnv):
     """One page with one task at a time. Its verdict is the task's own reward."""
-
-    suite = SUITE
 
     @classmethod
     def check_task(cls, name: str) -> None:

@@ -27,7 +27,7 @@ from dart.screenshots.shared import SharedScreenshots
 from dart.v1 import session_pb2 as pb
 from dart.wire.capabilities import ORACLE, SHARED_BLOBS, SLOTS
 from dart.wire.convert import action_from_proto, action_to_proto, observation_to_proto, task_from_proto
-from dart.wire.role import Command, CommandError, Reply
+from dart.wire.role import Command, CommandError, Offering, Reply, WorkerRole
 from dart.wire.rules.table import ERROR_CHARACTERS, INSTRUCTION_CHARACTERS, MOST_GOAL_IMAGES, TREE_CHARACTERS
 from dart.workers.env.answers import judged, observed, suggested
 from dart.workers.env.places import Lease, Places
@@ -45,8 +45,8 @@ NOTE = 64
 """Characters for the note that a text was cut."""
 
 
-class EnvRole:
-    """Implements `dart.wire.role.WorkerRole` and `Offering`."""
+class EnvRole(WorkerRole, Offering):
+    """One world, and its environments."""
 
     role: pb.Role = pb.ROLE_ENV
     capabilities = (ORACLE, SHARED_BLOBS, SLOTS)

@@ -17,12 +17,12 @@ from pydantic import BaseModel, Field
 
 from dart.core.action import Action, Wait
 from dart.core.types import Image, Observation, Task
-from dart.errors import UserError
 from dart.workers.env.browser import Browser, EnvironmentFailure, Page
 from dart.workers.env.devtools import find_executable
 from dart.workers.env.inputs import PAUSE, Call, InputDevices
 from dart.workers.env.oracle import Oracle, Plan
 from dart.worlds import Env, Verdict, World, WorldOptions, from_png
+from dart.worlds.missing import problem
 from dart.worlds.pictures import NO_IMAGE
 
 EPISODES_PER_COLLECTION = 50
@@ -47,8 +47,6 @@ class WebEnv(Env):
     `reset` and `act` raise EnvironmentFailure when the page crashed or hung; `renew` and the next `reset` replace it.
     """
 
-    suite: ClassVar[str]
-
     def __init__(self, browser: Browser, options: WebOptions, screen: tuple[int, int], page: Page) -> None:
         super().__init__(options, screen)
         self._browser, self._settings = browser, options
@@ -61,7 +59,6 @@ class WebEnv(Env):
         """Set, with `_final`, when the page has said that the episode is over."""
         self._final: Observation | None = None
         self._episodes = 0
-        self.pages_replaced = 0
 
     @classmethod
     async def open(cls, browser: Browser, options: WebOptions, screen: tuple[int, int]) -> Self:
@@ -91,10 +88,6 @@ class WebEnv(Env):
 
     async def reset(self, task: Task) -> Observation:
         """Start the task's episode: its first screenshot and its instruction."""
-        if task.suite != self.suite:
-            raise UserError(
-                f"task {task.id} is of suite {task.suite!r}, this environment runs {self.suite!r}: use another"
-            )
         self.check_task(task.name)
         self._devices = InputDevices(self.screen, self._settings.max_wait_seconds)
         self._task = self._oracle = self._verdict = self._final = None
@@ -182,8 +175,10 @@ class WebEnv(Env):
 
     async def _replace_page(self) -> None:
         await self._page.close()
-        self._page = await self._browser.new_page(self.screen, self._settings.step_timeout_seconds)
-        self.pages_replaced += 1
+        self._page = await self._new_page()
+
+    async def _new_page(self) -> Page:
+        return await self._browser.new_page(self.screen, self._settings.step_timeout_seconds)
 
 
 class WebWorld(World):
@@ -226,12 +221,3 @@ class WebWorld(World):
 
     async def close(self) -> None:
         await self._resources.aclose()
-
-
-def problem(check: Callable[[], object]) -> str | None:
-    """What the UserError of a check says; None if it raises none."""
-    try:
-        check()
-    except UserError as error:
-        return str(error)
-    return None

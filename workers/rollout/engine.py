@@ -89,7 +89,7 @@ class Engine:
         self._transfer_seconds = config.sync.timeout_seconds
         self._transport = config.sync.transport
         self._caches_images = config.rollout.processor_cache_bytes > 0
-        self._alone = config.rollout.gpus == 1
+        self._single_gpu = config.rollout.gpus == 1
         """On several GPUs, a call that fails on one of them leaves vLLM with answers of the others that nobody took."""
         self._joined: str | None = None
         """The id of the transfer group that vLLM has joined last."""
@@ -209,7 +209,7 @@ class Engine:
         except EngineDeadError as error:
             raise EngineDiedError(str(error)) from None
         except Exception as error:  # noqa: BLE001  as in `_receive`
-            if not self._alone:
+            if not self._single_gpu:
                 raise EngineDiedError(f"weights {version} were not received: {error}") from None
             raise TransferError(str(error)) from None
 
@@ -382,6 +382,7 @@ class Engine:
             versions=tuple(VersionSpan(int(s.version), s.start, s.end) for s in completion.weight_versions),
             text=self._tokenizer.decode(token_ids, skip_special_tokens=True),
             truncated=completion.finish_reason == "length",
+            cached_tokens=output.num_cached_tokens,
         )
 
     async def _receive(self, version: int, group: wpb.TransferGroup | None, tensors: Sequence[TensorSpec]) -> None:
@@ -408,7 +409,7 @@ class Engine:
         except Exception as error:  # noqa: BLE001  vLLM re-raises any worker's error as a plain Exception.
             if touched:
                 raise EngineDiedError(f"weights {version} are only partly loaded: {error}") from None
-            if not self._alone:
+            if not self._single_gpu:
                 raise EngineDiedError(f"weights {version} were not received: {error}") from None
             raise TransferError(f"weights {version}: {error}") from None
 

@@ -1,7 +1,6 @@
 """Environment variables that vLLM and torch read when they are imported; set before either is. No heavy imports.
 
-Variables that are already set win, so that the user, or `rollout.environment` in the config, can override them
-(`dart train` puts the latter into the environment of the workers that it starts).
+Defaults give way to variables that are set; `rollout.environment` (`extra`) replaces even those.
 """
 
 from __future__ import annotations

@@ -12,12 +12,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib import metadata
 
 from dart.config.told import RolloutWorkerConfig, read_told
 from dart.screenshots.lookup import BadScreenshot, UnknownScreenshot
 from dart.v1 import session_pb2 as pb
 from dart.v1 import weights_pb2 as wpb
+from dart.versions import installed
 from dart.wire.capabilities import (
     FORCED_TEXT,
     HOLD_SCREENSHOTS,
@@ -29,8 +29,8 @@ from dart.wire.capabilities import (
     SLOTS,
 )
 from dart.wire.convert import generation_to_proto, image_from_proto, part_from_proto
-from dart.wire.role import Command, CommandError, Reply
-from dart.workers.rollout import nursery
+from dart.wire.role import Command, CommandError, Offering, Reply, WorkerRole
+from dart.workers.rollout import forkserver
 from dart.workers.rollout.engine import Engine, PauseMode
 from dart.workers.rollout.errors import ContextFullError, RequestAbortedError, RequestFailedError
 from dart.workers.weights.transfer import TransferError, specs_from_proto
@@ -55,8 +55,8 @@ _CODES: tuple[tuple[type[Exception], pb.FailureCode], ...] = (
 """What each error of a command is answered with. The first that fits counts: a ContextFullError is a ValueError."""
 
 
-class RolloutRole:
-    """Implements `dart.wire.role.WorkerRole`."""
+class RolloutRole(WorkerRole, Offering):
+    """One replica of the policy, in vLLM's engine."""
 
     role: pb.Role = pb.ROLE_ROLLOUT
     capabilities = (
@@ -78,7 +78,7 @@ class RolloutRole:
     @staticmethod
     def preload() -> None:
         """Import vLLM, which makes the engine's start quick. Call before the event loop, or not at all."""
-        nursery.prepare()
+        forkserver.prepare()
 
     async def prepare(self, config_json: str) -> pb.Ready:
         config = read_told(RolloutWorkerConfig, config_json)
@@ -95,7 +95,7 @@ class RolloutRole:
             weight_version=self._engine.version,
             engine_ranks=config.rollout.gpus,
             image_cache_entries=config.rollout.image_cache_entries,
-            versions=_versions(),
+            versions=installed(*_VERSIONED),
             shares_blobs=self._engine.shares_blobs,
         )
 
@@ -196,13 +196,3 @@ async def _load_weights(engine: Engine, command: pb.LoadWeights) -> pb.WeightsLo
 def _request_id(assignment: pb.Assignment) -> str:
     """An id that is never used twice, unlike the assignment id alone."""
     return f"{assignment.assignment_id}/{assignment.attempt}"
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for name in _VERSIONED:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found

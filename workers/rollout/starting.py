@@ -16,7 +16,7 @@ from dart.config import RolloutWorkerConfig, ServedAdapter
 from dart.core.capacity import devices
 from dart.core.capacity.memory import ENCODED_PROMPTS
 from dart.errors import UserError
-from dart.workers.rollout import environment, nursery
+from dart.workers.rollout import environment, forkserver
 from dart.workers.weights.owner import own_engines
 
 if TYPE_CHECKING:  # vLLM takes seconds to import, and is imported when the engine starts.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # vLLM takes seconds to import, and is imported when the engi
     from vllm.v1.engine.async_llm import AsyncLLM
 
 _EXTENSION = "dart.workers.weights.vllm_extension.Extension"
-"""The module that vLLM imports in its worker process."""
+"""The class (`worker_extension_cls`) whose methods vLLM's workers get."""
 _QUANTISED: dict[str, dict[str, object]] = {
     "none": {},
     # A scale for each output channel, and one for each token. The tower, small and with channels of other multiples
@@ -173,7 +173,7 @@ def start_vllm(config: RolloutWorkerConfig) -> AsyncLLM:
     scheduler = vllm_config.scheduler_config
     scheduler.encoder_cache_size = max(scheduler.encoder_cache_size, encoder_cache_tokens(config))
     try:
-        with nursery.engine_starter():
+        with forkserver.engine_starter():
             return AsyncLLM.from_vllm_config(
                 vllm_config, usage_context=UsageContext.OPENAI_API_SERVER, disable_log_stats=arguments.disable_log_stats
             )

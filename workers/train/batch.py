@@ -19,6 +19,7 @@ import torch
 
 from dart.algo.importance import ROUNDING
 from dart.algo.steps import Steps
+from dart.core.capacity.work import Load, causal_pairs
 from dart.core.types import Image, Sample
 from dart.workers.train.errors import SampleError
 from dart.workers.train.screenshots import PixelForm, Processed
@@ -143,9 +144,14 @@ class Row:
         """Whether each sample continues the one before it, so that plain causal attention is right."""
         return all(len(branch.path) == int(branch.path[-1]) + 1 for branch in self.branches)
 
+    @property
+    def pairs(self) -> int:
+        """Of a token with itself and each that it sees."""
+        return sum(causal_pairs(len(one.path)) - causal_pairs(one.shared) for one in self.branches)
+
 
 _FALSE = torch.zeros(1, dtype=torch.bool)
-Parts = list[list[Row]]
+Batches = list[list[Row]]
 """Rows dealt into minibatches, or cut into micro-batches."""
 
 
@@ -158,7 +164,8 @@ class MicroBatch:
     image_grid_thw int64 [U, 3] and image_digests of the U distinct images; image_index: for each image of the prompts,
     in reading order, which of the U it is. predict_index int64 [T]: the position in [B·L] whose hidden state predicts
     the token; token_ids int64 [T]; behaviour, advantages float32 [T]; rescored bool [T]: the behaviour policy is π_old;
-    versions int64 [T]; steps: which of the S steps each token belongs to, in the order of the rows.
+    versions int64 [T]; steps: which of the S steps each token belongs to, in the order of the rows; load: without
+    padding, and with the U images.
     """
 
     input_ids: torch.Tensor
@@ -176,7 +183,7 @@ class MicroBatch:
     advantages: torch.Tensor
     versions: torch.Tensor
     steps: Steps
-    real_tokens: int
+    load: Load
 
     @property
     def padded_tokens(self) -> int:
@@ -225,7 +232,7 @@ def _check_logprobs(sample: Sample) -> None:
     behaviour, tokens = sample.generation.logprobs, len(sample.generation.token_ids)
     if sample.rescore:
         if behaviour:
-            raise _wrong(sample, f"has {len(behaviour)} log-probs and asks to be re-scored: only one is allowed")
+            raise _wrong(sample, f"has {len(behaviour)} log-probs and asks to be re-scored: send one or the other")
         return
     if len(behaviour) != tokens:
         raise _wrong(sample, f"has {len(behaviour)} log-probs for {tokens} tokens: one each is needed")
@@ -240,7 +247,10 @@ def _wrong(sample: Sample, why: str) -> SampleError:
 
 
 def make_rows(samples: Iterable[Sample], token_limit: int, layout: Layout) -> list[Row]:
-    """Put samples whose prompts begin alike into one row, of at most `token_limit` tokens, where that is cheaper."""
+    """Put samples whose prompts begin alike into one row, of at most `token_limit` tokens, where that is cheaper.
+
+    A chain of steps that continue each other stays whole, however long.
+    """
     digests: dict[bytes, int] = {}
     # Any lexicographic order puts every sample next to the one with which it has the longest common beginning.
     keyed = sorted(
@@ -287,7 +297,7 @@ def without(rows: Iterable[Row], left_out: Container[int]) -> list[Row]:
     return [row if len(left) == len(row.branches) else Row.of(left) for row, left in kept if left]
 
 
-def cut(rows: Iterable[Row], token_limit: int) -> Parts:
+def cut(rows: Iterable[Row], token_limit: int) -> Batches:
     """Micro-batches of rows of similar length, each of at most `token_limit` padded tokens (one row may be longer), the
     longest first: what does not fit into memory is met before the others have been computed.
 
@@ -295,20 +305,21 @@ def cut(rows: Iterable[Row], token_limit: int) -> Parts:
     padding does. Rows that need a mask are not among rows that need none: all rows of a micro-batch have one or none,
     and without one attention is several times faster (flash kernels take no mask).
     """
-    parts: Parts = []
+    batches: Batches = []
     real = 0
     # Sorted by images, too, so that rows which share screenshots end up in one micro-batch.
     for row in sorted(rows, key=lambda row: (row.straight, row.length, [image.sha256 for image in row.images])):
-        alike = bool(parts) and parts[-1][-1].straight == row.straight
-        padded = (len(parts[-1]) + 1) * row.length if alike else 0
+        alike = bool(batches) and batches[-1][-1].straight == row.straight
+        padded = (len(batches[-1]) + 1) * row.length if alike else 0
         small = padded <= token_limit * SMALL
         if alike and padded <= token_limit and (small or real + row.length >= padded * (1 - MAX_PADDING)):
-            parts[-1].append(row)
+            batches[-1].append(row)
             real += row.length
         else:
-            parts.append([row])
+            batches.append([row])
             real = row.length
-    return parts[::-1]
+    # The last row of a micro-batch is its longest.
+    return sorted(batches, key=lambda batch: batch[-1].length, reverse=True)
 
 
 def collate(rows: Sequence[Row], images: dict[bytes, Processed], layout: Layout) -> MicroBatch:
@@ -343,7 +354,13 @@ def collate(rows: Sequence[Row], images: dict[bytes, Processed], layout: Layout)
         advantages=advantages[step_index],
         versions=torch.tensor([version for sample in samples for version in _versions(sample)]),
         steps=Steps(step_index, lengths),
-        real_tokens=sum(row.length for row in rows),
+        load=Load(
+            tokens=sum(row.length for row in rows),
+            pairs=sum(row.pairs for row in rows),
+            responses=int(lengths.sum()),
+            screenshots=len(order),
+            patches=sum(math.prod(images[digest].grid) for digest in order) // max(1, len(order)),
+        ),
     )
 
 
@@ -393,7 +410,7 @@ def _positions(sample: Sample, images: dict[bytes, Processed], layout: Layout) -
             tokens = 0 if image is None else images[image.sha256].tokens
             if image is None or tokens != end - at:
                 what = "no image" if image is None else f"an image of {tokens} tokens"
-                raise _no_match(
+                raise _wrong(
                     sample,
                     f"has {end - at} image placeholders at {at} for {what}: the replica, or the run that collected it, "
                     "resized it by another processor_config.json or preprocessor_config.json than model.path has",
@@ -405,13 +422,9 @@ def _positions(sample: Sample, images: dict[bytes, Processed], layout: Layout) -
             position += max(height, width)
         at = end
     if (left := sum(1 for _ in wanted)) > 0:
-        raise _no_match(sample, f"has {left} images without placeholders in its prompt")
+        raise _wrong(sample, f"has {left} images without placeholders in its prompt")
     pieces.append(torch.arange(position, position + len(sample.generation.token_ids)).expand(3, -1))
     return torch.cat(pieces, dim=1)
-
-
-def _no_match(sample: Sample, why: str) -> SampleError:
-    return SampleError(f"{sample.name} {why}", [sample.trajectory_id])
 
 
 def trajectories(samples: Iterable[Sample]) -> list[str]:

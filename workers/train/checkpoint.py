@@ -39,7 +39,7 @@ from dart.errors import UserError
 from dart.workers.train import collectives
 from dart.workers.train.adapters import lora as adapters
 from dart.workers.train.adapters.weights import adapter_of, write_adapter
-from dart.workers.train.errors import TrainError
+from dart.workers.train.errors import OTHER_CHECKPOINT, TrainError
 from dart.workers.train.passes import parts
 
 STATE = "trainer_state.pt"
@@ -119,7 +119,7 @@ def stage_sharded(
     with ExitStack() as begun:
         # Leaving this on rank 0 seals the folder and gives it its name; on an error it is removed.
         named = _by_all(lambda: _begun(path, saved, begun) if first else "", device)
-        folder = Path(collectives.gather(named)[0])
+        folder = Path(collectives.all_gather(named)[0])
         state: Nested = BlockingAsyncStager().stage(_state(saved))
         weights, adapter = gather(), adapter_of(saved.model)
         until_whole = begun.pop_all()
@@ -135,7 +135,7 @@ def stage_sharded(
                     _write_model(folder, saved, weights, adapter)
         except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks wait to be told
             problem = str(error)
-        told = [one for one in collectives.gather(problem, writers) if one]
+        told = [one for one in collectives.all_gather(problem, writers) if one]
         if told:
             raise TrainError(problem or f"another rank could not write the checkpoint: {told[0]}")
 
@@ -209,8 +209,8 @@ def resume(folder: Path, model: PreTrainedModel, optimizer: torch.optim.Optimize
     file = folder / STATE
     if not file.is_file():
         raise UserError(
-            f"resume_from: {folder} has neither {STATE} nor {PARTS}/, so training cannot resume from it: "
-            "name a checkpoint folder of a run, or start a new run with model.path"
+            f"checkpoint {folder} has neither {STATE} nor {PARTS}/, so training cannot resume from it: "
+            f"{OTHER_CHECKPOINT}"
         )
     # Mapped, not read: a rank with sharded weights wants a part of each tensor.
     state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
@@ -263,12 +263,12 @@ def _check_parts(folder: Path) -> None:
         raise _does_not_fit(folder, error) from None
     except Exception as error:  # noqa: BLE001 - whatever such bytes make pickle raise
         raise UserError(
-            f"resume_from: {folder / '.metadata'} is not what dart writes ({error}): use another checkpoint"
+            f"checkpoint {folder.parent}: {folder.name}/.metadata is not what dart writes ({error}): {OTHER_CHECKPOINT}"
         ) from None
     if strange:
         raise UserError(
-            f"resume_from: {folder} has {strange[0]}, which is no tensor, and dart writes tensors alone: use another "
-            "checkpoint"
+            f"checkpoint {folder.parent}: {folder.name} has {strange[0]}, which is no tensor, and dart writes tensors "
+            f"alone: {OTHER_CHECKPOINT}"
         )
 
 
@@ -318,8 +318,8 @@ def _with_own_settings(groups: list[dict[str, object]], optimizer: torch.optim.O
 
 def _does_not_fit(state: Path, error: Exception) -> UserError:
     return UserError(
-        f"resume_from: {state} does not fit the model beside it ({error}): set trainer.freeze_vision as it was when "
-        "the checkpoint was made, or use another checkpoint"
+        f"checkpoint {state.parent}: {state.name} does not fit the model beside it ({error}): set "
+        f"trainer.freeze_vision as it was when the checkpoint was made; or {OTHER_CHECKPOINT}"
     )
 
 

@@ -36,12 +36,12 @@ BUCKET_ELEMENTS = 1 << 26
 """Gradients are added in flat buckets of at most this many elements (one tensor may be larger)."""
 
 
-def add(values: Sequence[float], device: torch.device) -> list[float]:
+def all_sum(values: Sequence[float], device: torch.device) -> list[float]:
     """Each value summed over ranks. float64, so that token counts stay exact."""
     return _reduce(values, device, dist.ReduceOp.SUM)
 
 
-def largest(values: Sequence[float], device: torch.device) -> list[float]:
+def all_max(values: Sequence[float], device: torch.device) -> list[float]:
     """The largest of each value over ranks."""
     return _reduce(values, device, dist.ReduceOp.MAX)
 
@@ -83,7 +83,7 @@ def _name_interface() -> None:
 
 
 def take(device: torch.device) -> torch.device:
-    """Make a rank's GPU that of the calling thread, whose collectives then go through it; gives the device.
+    """Make the rank's GPU the calling thread's current device, so that its collectives use it. Returns the device.
 
     Accelerate chooses it once for a process, in one thread, and a worker that is prepared anew has another.
     """
@@ -106,7 +106,7 @@ def group_of_all() -> dist.ProcessGroup:
     return dist.new_group(backend="gloo", timeout=LONGEST_WRITE)
 
 
-def gather(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
+def all_gather(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
     """Every rank's value, by rank. Values travel as pickles, so keep them small. group: another than the usual one."""
     if not dist.is_initialized():
         return [value]
@@ -181,10 +181,10 @@ def attempt(work: Callable[[], T]) -> tuple[T | None, TrainError | None]:
 
 def raise_together(problem: TrainError | None, what: str, device: torch.device) -> None:
     """Raise on every rank if any has a problem."""
-    (failed,) = add([float(problem is not None)], device)
+    (failed,) = all_sum([float(problem is not None)], device)
     if not failed:
         return
-    reports = [report for report in gather(_report(problem)) if report is not None]
+    reports = [report for report in all_gather(_report(problem)) if report is not None]
     if isinstance(problem, CancelledUpdateError):
         raise problem
     for kind, error in (("unknown", UnknownScreenshotError), ("sample", SampleError)):

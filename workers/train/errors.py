@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+OTHER_CHECKPOINT = "remove that folder, and --resume continues from the checkpoint before it; or add --initial-weights"
+"""The remedy where a run cannot resume from its newest checkpoint."""
+
 
 class TrainError(Exception):
     """The update was not made. `weights_changed`: an earlier minibatch of it had been applied already."""

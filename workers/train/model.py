@@ -11,7 +11,7 @@ import transformers
 from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer, PreTrainedModel
 from transformers.image_processing_utils import BaseImageProcessor
 
-from dart.errors import UserError
+from dart.errors import UserError, first_line
 from dart.wire.tokens import vision_token_ids
 from dart.workers.train import vision
 from dart.workers.train.batch import Layout
@@ -29,9 +29,7 @@ def check_folder(folder: Path) -> None:
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
-        raise UserError(
-            f"model.path: config.json in {folder} cannot be read ({_first_line(error)}): {remedy}"
-        ) from None
+        raise UserError(f"model.path: config.json in {folder} cannot be read ({first_line(error)}): {remedy}") from None
     if not hasattr(config, "vision_config") or not hasattr(config, "image_token_id"):
         raise UserError(f"model.path: {folder} is a {config.model_type} model, which sees no images: {remedy}")
     if not any(folder.glob("*.safetensors")):
@@ -53,7 +51,7 @@ def load_model(
         )
     except (OSError, ValueError, RuntimeError) as error:
         raise UserError(
-            f"model.path: weights in {folder} do not fit its config.json ({_first_line(error)}): {remedy}"
+            f"model.path: weights in {folder} do not fit its config.json ({first_line(error)}): {remedy}"
         ) from None
     for problem in ("missing_keys", "mismatched_keys", "unexpected_keys"):
         if names := sorted(str(name) for name in info[problem]):
@@ -120,7 +118,7 @@ def load_banned_tokens(folder: Path) -> tuple[int, ...]:
         return vision_token_ids(AutoTokenizer.from_pretrained(folder, local_files_only=True))
     except (OSError, ValueError) as error:
         raise UserError(
-            f"model.path: {folder} has no tokenizer that loads ({_first_line(error)}): add its tokenizer files"
+            f"model.path: {folder} has no tokenizer that loads ({first_line(error)}): add its tokenizer files"
         ) from None
 
 
@@ -130,10 +128,6 @@ def load_image_processor(folder: Path) -> BaseImageProcessor:
         return AutoImageProcessor.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError) as error:
         raise UserError(
-            f"model.path: {folder} has no image processor that loads ({_first_line(error)}): "
+            f"model.path: {folder} has no image processor that loads ({first_line(error)}): "
             "add its preprocessor_config.json or processor_config.json"
         ) from None
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -7,7 +7,7 @@ per distinct screenshot of a micro-batch, the text model once per row, and the h
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from dart.algo.logprobs import log_distribution, token_entropy, token_logprobs
 from dart.workers.train import vision
 from dart.workers.train.batch import MicroBatch
+from dart.workers.train.passes.operations import Operations
 
 HEAD_ELEMENTS = 1 << 26
 """The most logits (tokens × vocabulary) held at once; above it the head runs in chunks, recomputed for the gradient."""
@@ -46,27 +47,30 @@ class Policy(nn.Module):  # type: ignore[misc]
         entropy_gradient: bool = False,
         blank: Blank | None = None,
         kept: vision.EncodedScreenshots | None = None,
+        operations: Operations | None = None,
     ) -> None:
         """banned: int64, ids whose probability is 0. `entropy_gradient`: keep another [T, V] for that of the entropies.
 
         `kept`: what the vision tower made of screenshots, for a frozen tower. `blank`: encoded in passes that have
         nothing else to encode, with no effect on the result; sharded vision towers need it, because each rank must use
-        every weight in every pass.
+        every weight in every pass. `operations`: where each pass is noted.
         """
         super().__init__()
         self.model = model
         self._temperature, self._banned, self._entropy_gradient = temperature, banned, entropy_gradient
         self._blank, self.kept = blank, kept
+        self._operations = operations or Operations()
 
     def forward(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """log π(a_t) and entropy H_t of every response token, each float32 [T].
 
         Gradients flow through the first; through the second only if asked for.
         """
-        runs = self.kept.runs if self.kept else 0
+        before = self.kept.encoded if self.kept else 0
         images = vision.features(self.model, batch, self.kept)
+        encoded = self.kept.encoded - before if self.kept else len(batch.image_digests)
         nothing: torch.Tensor | None = None
-        if self._blank is not None and (images is None if self.kept is None else self.kept.runs == runs):
+        if self._blank is not None and not encoded:
             nothing = self._blank_encoded(self._blank)
         inputs = {"input_ids": batch.input_ids} | ({} if images is None else {ENCODED: {"image": images}})
         if nothing is not None and nothing.requires_grad:
@@ -85,6 +89,10 @@ class Policy(nn.Module):  # type: ignore[misc]
         if self._blank is not None:
             # FSDP warns of results that are views.
             logprobs = logprobs.clone() if nothing is None else logprobs + nothing
+        load = replace(batch.load, screenshots=encoded)
+        self._operations.forwards.append(load)
+        if logprobs.requires_grad:
+            logprobs.register_hook(lambda _: self._operations.backwards.append(load))
         return logprobs, entropy
 
     def _blank_encoded(self, blank: Blank) -> torch.Tensor:

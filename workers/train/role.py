@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import importlib.metadata
 import os
 import sys
 import time
@@ -23,11 +22,12 @@ from typing import TypeVar
 import torch
 
 from dart.config.told import TrainWorkerConfig, read_told
-from dart.errors import UserError
+from dart.errors import UserError, first_line
 from dart.v1 import session_pb2 as pb
+from dart.versions import installed
 from dart.wire.capabilities import IMAGES_APART, IMAGES_ONCE, RESCORE, SHARED_BLOBS
 from dart.wire.convert import entropies_to_proto
-from dart.wire.role import Command, CommandError, Reply
+from dart.wire.role import Command, CommandError, Reply, WorkerRole
 from dart.workers.train import collectives
 from dart.workers.train.errors import (
     CancelledUpdateError,
@@ -36,7 +36,7 @@ from dart.workers.train.errors import (
     TrainError,
     UnknownScreenshotError,
 )
-from dart.workers.train.passes.pace import release_memory
+from dart.workers.train.passes.runner import release_memory
 from dart.workers.train.senders import Senders, Snapshots, Weights
 from dart.workers.train.trainer import Trainer
 from dart.workers.weights.transfer import TransferError, load_nccl, spec_of, specs_to_proto
@@ -55,8 +55,8 @@ CLOSE_SECONDS = 60.0
 is gone would go on waiting for `collectives.LONGEST_WAIT`, and keep its GPU."""
 
 
-class TrainRole:
-    """One rank. Implements `dart.wire.role.WorkerRole`."""
+class TrainRole(WorkerRole):
+    """One rank."""
 
     role = pb.ROLE_TRAIN
     capabilities = (RESCORE, IMAGES_ONCE, IMAGES_APART, SHARED_BLOBS)
@@ -86,7 +86,7 @@ class TrainRole:
             self._trainer = await self._train_thread(lambda: Trainer(config))
         except torch.OutOfMemoryError as error:
             raise UserError(
-                f"rank {self.rank} of the trainer has too little memory even without samples ({_first_line(error)}): "
+                f"rank {self.rank} of the trainer has too little memory even without samples ({first_line(error)}): "
                 "`dart doctor CONFIG` says what it needs, and what would lower that"
             ) from None
         trainer = self._trainer
@@ -101,7 +101,7 @@ class TrainRole:
             weight_version=self._trainer.version,
             transfer_host=transfer_host() if self.rank == 0 else "",
             shares_blobs=self._trainer.screenshots.shared is not None,
-            versions={name: importlib.metadata.version(name) for name in ("torch", "transformers", "accelerate")},
+            versions=installed("torch", "transformers", "accelerate"),
         )
 
     async def handle(self, command: Command) -> Reply | None:
@@ -243,10 +243,6 @@ def _give_up_closing() -> None:
         flush=True,
     )
     os._exit(1)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0][:300]
 
 
 def transfer_host() -> str:

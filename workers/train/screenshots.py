@@ -95,8 +95,6 @@ class ProcessedScreenshots:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="screenshots") if threads else None
         self._wanted: deque[Image] = deque()
         self._begun: dict[bytes, Future[Processed]] = {}
-        self.hits = 0
-        self.misses = 0
 
     def ahead(self, screenshots: Iterable[Image]) -> None:
         """Prepare these meanwhile, in the order in which `get` will want them. Replaces what was asked for before.
@@ -118,8 +116,6 @@ class ProcessedScreenshots:
         for digest, held in found.items():
             self._held.note(digest, held)
         missing = [image for digest, image in wanted.items() if digest not in found]
-        self.hits += len(found)
-        self.misses += len(missing)
         if self._pool is not None:
             # All of them first, so that they are prepared at the same time.
             for image in missing:

@@ -46,7 +46,7 @@ def select(
     All ranks call this at the same time; they see the same entropies and so select the same steps.
     """
     steps = [sample for rows in minibatches for row in rows for sample in row.samples]
-    shares = collectives.gather([(step.group_id, scores[id(step)].entropy) for step in steps])
+    shares = collectives.all_gather([(step.group_id, scores[id(step)].entropy) for step in steps])
     everyone = [one for share in shares for one in share]
     groups: dict[str, int] = {}
     index = torch.tensor([groups.setdefault(group, len(groups)) for group, _ in everyone], dtype=torch.int64)

@@ -102,8 +102,8 @@ def _load_sharded(
     held: torch.dtype,
     script: Script,
 ) -> Policy:
-    """The folder's model, sharded. prepare: says what trains, of the model without weights as of that with them; dtype:
-    of the gathered weights; held: of the parts. Raises UserError on all."""
+    """The folder's model, sharded. prepare: marks what trains; called for the model with weights (rank 0) and for the
+    one without. dtype: of the gathered weights; held: of the parts. Raises UserError on all."""
 
     def begun() -> tuple[PreTrainedModel | None, Policy]:
         source = None
@@ -146,7 +146,7 @@ def _on_all(work: Callable[[], T]) -> T:
         result = work()
     except UserError as error:
         problem = str(error)
-    if problems := [one for one in collectives.gather(problem) if one is not None]:
+    if problems := [one for one in collectives.all_gather(problem) if one is not None]:
         raise UserError(problems[0])
     return result  # type: ignore[return-value]
 

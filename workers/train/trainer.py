@@ -18,7 +18,6 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -41,10 +40,11 @@ from dart.workers.train.kernels import fused
 from dart.workers.train.model import layout_of, load_banned_tokens, load_image_processor
 from dart.workers.train.passes import parts
 from dart.workers.train.passes.faults import Faults, MicroLoss, check_finite, micro_loss
+from dart.workers.train.passes.operations import Operations
 from dart.workers.train.passes.phases import GRADIENT, READ, REDUCE, SCORE, STEP, Phases
 from dart.workers.train.passes.rounds import rehearse, work_through
 from dart.workers.train.passes.settings import learning_rate, loss_recipe, make_optimizer
-from dart.workers.train.passes.tally import Tally, summed
+from dart.workers.train.passes.tally import Tally, selected, sized, summed
 from dart.workers.train.passes.whole import Forward
 from dart.workers.train.passes.works import Learning, Scoring
 from dart.workers.train.policy import Blank, Policy
@@ -71,13 +71,14 @@ class Trainer:
         self.folder = (None if settings.lora else config.resume_from) or config.model.folder
         self.dtype: torch.dtype = getattr(torch, config.model.dtype)
         self.encoded = None if settings.vision_trains else vision.EncodedScreenshots(settings.encoded_cache_bytes)
+        self._operations = Operations()
         self.sharded = (settings.sharding or ("full" if self.state.num_processes > 1 else "none")) == "full"
         if self.sharded:
             from dart.workers.train.sharding import load  # here, because what it needs of torch is newer than the rest
         else:
             from dart.workers.train.passes.whole import load
         ready = load(config, self.folder, self.device, self._make_policy)
-        self.policy, self.reference, self._pace = ready.policy, ready.reference, ready.pace
+        self.policy, self.reference, self._runner = ready.policy, ready.reference, ready.runner
         self.model = self.policy.model
         self._writers = collectives.group_of_all() if self.sharded else None
         if settings.gradient_checkpointing:
@@ -107,7 +108,7 @@ class Trainer:
         self._phases = Phases(self.device)
         self._cancelled = threading.Event()
         for work in (Learning(self, Totals(1, 1, 1), {}), Scoring(self)):
-            rehearse(work, self._pace)
+            rehearse(work, self._runner)
 
     @property
     def rank(self) -> int:
@@ -136,9 +137,10 @@ class Trainer:
         started = time.perf_counter()
         settings = self.config.trainer
         phases = self._phases = Phases(self.device)
+        self._operations.begin()
         with phases.timed(READ):
             minibatches = collectives.together(lambda: self._read(samples, images), "read its samples", self.device)
-        minibatches, totals = self._totals(minibatches, total_samples, total_tokens)
+        minibatches, totals = sized(minibatches, total_samples, total_tokens, self.device)
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate(self.updates)
         faults = Faults()
@@ -151,7 +153,7 @@ class Trainer:
             offered = minibatches
             minibatches, metrics = select(minibatches, scores, settings.loss.entropy_quantile)
             self.step_entropies = told(offered, minibatches, scores)
-            totals = self._trained(totals, minibatches)
+            totals = selected(totals, minibatches, self.device)
         elif len(minibatches) > 1:
             # The first minibatch's own forward pass, detached, is its π_old: exact, and it saves one pass.
             scores = self._score(minibatches[1:], faults, refuse=False)
@@ -171,16 +173,16 @@ class Trainer:
         if faults.smallest_too_large is not None:
             self.token_limit = max(1, min(self.token_limit, faults.smallest_too_large // 2))
         metrics |= self._metrics(tallies)
-        (metrics["samples_left_out"],) = collectives.add([len(faults.left_out)], self.device)
+        (metrics["samples_left_out"],) = collectives.all_sum([len(faults.left_out)], self.device)
         metrics["steps_taken"] = len(norms)
         metrics["steps_skipped"] = len(tallies) - len(norms)
         metrics["gradient_norm"] = sum(norms) / max(1, len(norms))
         metrics["learning_rate"] = self.learning_rate(self.updates - 1)
-        metrics |= phases.metrics()
+        metrics |= phases.metrics() | self._operations.metrics(self.model, settings.passes, self.device)
         metrics["update_seconds"] = time.perf_counter() - started
         return metrics
 
-    def _read(self, messages: Sequence[pb.Sample], images: Iterable[ipb.Image]) -> batches.Parts:
+    def _read(self, messages: Sequence[pb.Sample], images: Iterable[ipb.Image]) -> batches.Batches:
         """The checked samples, in rows and minibatches."""
         carried = itertools.chain(images, (image for message in messages for image in message.images if image.data))
         held = {image.sha256: image_from_proto(image) for image in carried}
@@ -190,39 +192,20 @@ class Trainer:
         self.screenshots.check_there({i.sha256: i for sample in samples for i in sample.images}.values())
         return self._deal(batches.make_rows(samples, self.token_limit, self.layout))
 
-    def _deal(self, rows: list[batches.Row]) -> batches.Parts:
+    def _deal(self, rows: list[batches.Row]) -> batches.Batches:
         """Assign rows to minibatches, at random but the same every time; ranks begin with different ones."""
         count = self.config.trainer.minibatches
         if count > 1:
             random.Random(f"{self.config.seed}/{self.updates}/{self.rank}").shuffle(rows)
         return [rows[(number + self.rank) % count :: count] for number in range(count)]
 
-    def _totals(self, dealt: batches.Parts, samples: int, tokens: int) -> tuple[batches.Parts, list[Totals]]:
-        """The minibatches for which any rank has rows (few rows do not fill all), with their totals over ranks, which
-        must add up to what the coordinator counted."""
-        counts = [float(count) for rows in dealt for count in (batches.steps(rows), batches.tokens(rows))]
-        summed = [int(count) for count in collectives.add(counts, self.device)]
-        got = sum(summed[::2]), sum(summed[1::2])
-        if not samples or got != (samples, tokens):
-            raise SampleError(
-                f"the ranks got {got[0]} samples with {got[1]} tokens, but the batch has {samples} with {tokens}"
-            )
-        totals = [Totals(steps, tokens, tokens) for steps, tokens in zip(summed[::2], summed[1::2], strict=True)]
-        some = [number for number, total in enumerate(totals) if total.steps]
-        return [dealt[number] for number in some], [totals[number] for number in some]
-
-    def _trained(self, totals: list[Totals], minibatches: batches.Parts) -> list[Totals]:
-        """The totals with the tokens that selection kept. If it kept none, nothing is divided by them."""
-        left = collectives.add([float(batches.tokens(rows)) for rows in minibatches], self.device)
-        return [replace(total, trained_tokens=max(1, int(t))) for total, t in zip(totals, left, strict=True)]
-
-    def _score(self, minibatches: batches.Parts, faults: Faults, refuse: bool) -> dict[int, Score]:
+    def _score(self, minibatches: batches.Batches, faults: Faults, refuse: bool) -> dict[int, Score]:
         """log π_old and entropy of steps before the first optimiser step, by `id`. refuse: as `_check_some_left`."""
         rows = [row for rows in minibatches for row in rows]
         work = Scoring(self)
         cut = self._cut(rows)
         with self._phases.timed(SCORE):
-            collectives.together(lambda: work_through(cut, work, faults, self._pace), "score its share", self.device)
+            collectives.together(lambda: work_through(cut, work, faults, self._runner), "score its share", self.device)
         self._check_some_left(rows, faults, refuse)
         return work.scores
 
@@ -236,7 +219,7 @@ class Trainer:
         work = Learning(self, totals, scores)
         cut = self._cut(rows)
         with self._phases.timed(GRADIENT):
-            collectives.together(lambda: work_through(cut, work, faults, self._pace), "finish its share", self.device)
+            collectives.together(lambda: work_through(cut, work, faults, self._runner), "finish its share", self.device)
         if not self._check_some_left(rows, faults, refuse=first):
             faults.remark("nothing of a minibatch was left to train on: the optimiser's step was skipped")
             return work.tally, None
@@ -269,13 +252,13 @@ class Trainer:
         """
         here = batches.samples_of(rows)
         left_out = [sample for sample in here if id(sample) in faults.left_out]
-        bad, steps = collectives.add([float(len(left_out)), float(len(here))], self.device)
+        bad, steps = collectives.all_sum([float(len(left_out)), float(len(here))], self.device)
         if bad < steps or not steps:  # left out before, or not selected
             return bad < steps
         if not parts.all_finite(self.parameters, self.device):
             raise NonFiniteError("the weights are not finite: resume from a checkpoint")
         if refuse:
-            blamed = sorted({name for names in collectives.gather(batches.trajectories(left_out)) for name in names})
+            blamed = sorted(set[str]().union(*collectives.all_gather(batches.trajectories(left_out))))
             fits = " and fits the device's memory" if faults.no_memory else ""
             raise SampleError(
                 f"the weights are finite, but no sample of a minibatch gives finite numbers{fits}: {blamed}", blamed
@@ -299,18 +282,17 @@ class Trainer:
         if self._skipped_in_a_row < SKIPS_ALLOWED + 1 or not first:
             return
         culprits = collectives.together(lambda: self._culprits(rows, totals, scores), "look for the cause", self.device)
-        blamed = sorted({name for names in collectives.gather(batches.trajectories(culprits)) for name in names})
-        bad, steps = collectives.add([float(len(culprits)), float(batches.steps(rows))], self.device)
+        blamed = sorted(set[str]().union(*collectives.all_gather(batches.trajectories(culprits))))
+        bad, steps = collectives.all_sum([float(len(culprits)), float(batches.steps(rows))], self.device)
+        repeated = f"the gradient's norm was {norm} at {self._skipped_in_a_row} steps in a row"
         if not bad or bad == steps:
             raise NonFiniteError(
-                f"the gradient's norm was {norm} after {SKIPS_ALLOWED} skipped steps, and no sample alone is the cause"
+                f"{repeated}, and {'every sample' if bad else 'no sample'} alone gives such a gradient, so the weights "
+                "are at fault: resume from an earlier checkpoint, with a lower trainer.learning_rate"
             )
         groups = sorted({sample.group_id for sample in culprits})
-        raise SampleError(
-            f"the gradient's norm was {norm} after {SKIPS_ALLOWED} skipped steps: the cause is trajectories "
-            f"{', '.join(blamed)}" + (f" of groups {', '.join(groups)}" if groups else ""),
-            blamed,
-        )
+        of_groups = f" of groups {', '.join(groups)}" if groups else ""
+        raise SampleError(f"{repeated}: the cause is trajectories {', '.join(blamed)}{of_groups}", blamed)
 
     def _culprits(self, rows: list[batches.Row], totals: Totals, scores: dict[int, Score]) -> list[Sample]:
         """The samples of this rank whose own gradient is not finite; this takes one backward pass each.
@@ -321,11 +303,11 @@ class Trainer:
         alone = [[batches.Row.of([branch.keyed])] for row in rows for branch in row.branches]
         count, turns = len(alone), [self.rank]
         if self.sharded:
-            count = int(collectives.largest([float(count)], self.device)[0])
+            count = int(collectives.all_max([float(count)], self.device)[0])
             turns = list(range(int(self.state.num_processes)))
 
         def finite(part: list[batches.Row]) -> bool:
-            work_through([part] if part else [], Learning(self, totals, scores), Faults(), self._pace)
+            work_through([part] if part else [], Learning(self, totals, scores), Faults(), self._runner)
             gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
             return not gradients or bool(torch.isfinite(parts.total_norm(gradients)))
 
@@ -390,7 +372,7 @@ class Trainer:
             raise SampleError(f"{blamed[0].name}: {error}", batches.trajectories(blamed)) from error
         return batches.collate(rows, screenshots, self.layout)
 
-    def _cut(self, rows: list[batches.Row]) -> batches.Parts:
+    def _cut(self, rows: list[batches.Row]) -> batches.Batches:
         """Micro-batches, whose screenshots are prepared from now on."""
         cut = batches.cut(rows, self.token_limit)
         self.screenshots.ahead(image for part in cut for row in part for image in row.images)
@@ -407,7 +389,10 @@ class Trainer:
         if self.config.trainer.fused_kernels and self.device.type == "cuda":
             fused.speed_up(model)
         entropy_gradient = self.recipe.entropy_coefficient > 0
-        return Policy(model, self.config.temperature, banned, entropy_gradient=entropy_gradient, blank=blank, kept=kept)
+        return Policy(
+            model, self.config.temperature, banned, entropy_gradient=entropy_gradient, blank=blank, kept=kept,
+            operations=self._operations,
+        )  # fmt: skip
 
     def _forward(self, policy: Forward, inputs: batches.MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         # Sharded weights are gathered in the dtype in which they are used.

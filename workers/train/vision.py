@@ -52,8 +52,6 @@ class EncodedScreenshots:
         self._held: Held[tuple[torch.Tensor, ...]] = Held(most_bytes, lambda one: sum(part.nbytes for part in one))
         self.encoded = 0
         """How many screenshots the tower was run on."""
-        self.runs = 0
-        """How often it was run."""
         self._fresh: list[bytes] | None = None
         """What the pass under way has encoded; None unless passes are announced."""
 
@@ -79,7 +77,6 @@ class EncodedScreenshots:
             if self._fresh is not None:
                 self._fresh += [digests[number] for number in missing]
             self.encoded += len(missing)
-            self.runs += 1
             # Clones, because the model gives views of all screenshots together.
             levels |= {digests[n]: tuple(part.clone() for part in one) for n, one in zip(missing, made, strict=True)}
         for digest, one in levels.items():

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from dart.core.loopback import is_loopback
+from dart.errors import first_line
 from dart.v1 import weights_pb2 as wpb
 from dart.workers.weights.transfer import BUCKET_BYTES, TensorSpec, TransferError, fingerprint, plan_buckets, spec_of
 
@@ -44,7 +45,7 @@ class Group:
             self._group = dist.ProcessGroupGloo(store, rank, world_size, options)
         except (RuntimeError, OSError) as error:
             raise TransferError(
-                f"group {group_id} at {host}:{port}: rank {rank} could not join: {_line(error)}"
+                f"group {group_id} at {host}:{port}: rank {rank} could not join: {first_line(error)}"
             ) from None
 
     def broadcast(self, tensor: torch.Tensor) -> None:
@@ -71,7 +72,7 @@ class Group:
         return wait
 
     def _broken(self, error: RuntimeError) -> TransferError:
-        return TransferError(f"group {self.group_id}: a broadcast failed: {_line(error)}")
+        return TransferError(f"group {self.group_id}: a broadcast failed: {first_line(error)}")
 
     def barrier(self) -> None:
         """Wait until all ranks are here. Raises TransferError."""
@@ -80,7 +81,7 @@ class Group:
         try:
             self._group.barrier(options).wait()
         except RuntimeError as error:
-            raise TransferError(f"group {self.group_id}: the barrier failed: {_line(error)}") from None
+            raise TransferError(f"group {self.group_id}: the barrier failed: {first_line(error)}") from None
 
     def close(self) -> None:
         """Leave. Peers that wait in a broadcast then fail."""
@@ -122,7 +123,7 @@ class GlooSender:
             self._group.broadcast(torch.tensor([fingerprint(specs)], dtype=torch.int64))
             sent = 0
             arrived: Callable[[], None] = _nothing
-            for number, bucket in enumerate(plan_buckets(specs)):
+            for number, bucket in enumerate(plan_buckets(specs, BUCKET_BYTES)):
                 buffer = self._pack(number % 2, [named[spec.name] for spec in bucket])
                 arrived()
                 arrived = self._group.begin_broadcast(buffer)
@@ -203,8 +204,3 @@ def _on_route(host: str, port: int) -> str:
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((host, port))
         return str(probe.getsockname()[0])
-
-
-def _line(error: Exception) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__

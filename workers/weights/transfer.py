@@ -132,7 +132,7 @@ def specs_from_proto(infos: Iterable[wpb.TensorInfo]) -> list[TensorSpec]:
     return specs
 
 
-def plan_buckets(specs: Iterable[TensorSpec], limit_bytes: int = BUCKET_BYTES) -> Iterator[list[TensorSpec]]:
+def plan_buckets(specs: Iterable[TensorSpec], limit_bytes: int) -> Iterator[list[TensorSpec]]:
     """Cut the list into runs of at most `limit_bytes`; a larger tensor is a run by itself. Both ends cut alike."""
     bucket: list[TensorSpec] = []
     size = 0

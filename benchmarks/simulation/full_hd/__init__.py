@@ -6,6 +6,7 @@ _SAID = {
     "honest-sliding": "full-HD timings, the window slides by one",
     "honest-stride3": "full-HD timings, `history_stride: 3`",
     "honest-stride3-frozen-vision": "full-HD timings, `history_stride: 3`, `freeze_vision`",
+    "honest-stride3-lora": "full-HD timings, `history_stride: 3`, `lora`",
 }
 
 

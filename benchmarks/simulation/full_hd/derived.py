@@ -12,6 +12,7 @@ the trainer reached 0.38 to 0.51 on an H200, counting what is computed again.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 from benchmarks.gpu.models import ui_tars
 from benchmarks.simulation.full_hd.prompts import SLIDING, STRIDE_3, History
@@ -26,19 +27,29 @@ GIGABYTES = 16.6
 """Of bfloat16 weights, with the vision tower."""
 GPUS = 8
 """Training GPUs that `trainer_seconds` is for; `efficiency.timings_for` scales it."""
+Trains = Literal["all", "language model", "adapter"]
+"""What the trainer trains: all weights; those without the tower's (`trainer.freeze_vision`); or an adapter beside the
+language model's (`trainer.lora`, without `tower`), whose reference, the policy without it, takes a pass as any."""
 
 
-def trainer_seconds(history: History, *, frozen: bool = False) -> float:
+def trainer_seconds(history: History, trains: Trains = "all") -> float:
     """Seconds that GPUS training GPUs need for a step: one pass to score, one of the reference, and forward, backward
     and recomputation (gradient checkpointing).
 
     Selection makes work less where every step is a row of its own; in a row of several steps the tokens of one that is
-    left out are still needed by the others, so nothing is saved there. `frozen`: each screenshot is encoded once, and
-    its embedding kept for every pass.
+    left out are still needed by the others, so nothing is saved there. Where the tower does not train, each screenshot
+    is encoded once, and its embedding kept for every pass.
     """
     shape, load = ui_tars(), history.training(STEPS)
-    share = 1 - QUANTILE if history.drop == 1 else 1.0
-    passes = Passes(score=True, reference=True, trained_share=share, recompute=True, vision_trains=not frozen)
+    frozen = trains != "all"
+    passes = Passes(
+        score=True,
+        reference=True,
+        trained_share=1 - QUANTILE if history.drop == 1 else 1.0,
+        recompute=True,
+        vision_trains=not frozen,
+        weights_train=trains != "adapter",
+    )
     if frozen:
         once = of_vision(shape.vision, replace(load, screenshots=STEPS))
         operations = update(shape, replace(load, screenshots=0), passes).total + once
@@ -52,12 +63,14 @@ def prefill_seconds(history: History) -> float:
     return seconds(forward(ui_tars(), history.sampling(STEPS)), 1, PEAKS["H100"], UTILISATION) / STEPS
 
 
-def honest(history: History, *, frozen: bool = False) -> Timings:
+def honest(history: History, trains: Trains = "all") -> Timings:
+    """`Timings` with what follows from operations. Replicas get whole weights whatever trains: an adapter's are merged
+    (`trainer.lora.sync: merged`, the default)."""
     base = Timings()
     return replace(
         base,
         replica=replace(base.replica, prefill_seconds=prefill_seconds(history)),
-        trainer=replace(base.trainer, seconds_per_step=trainer_seconds(history, frozen=frozen)),
+        trainer=replace(base.trainer, seconds_per_step=trainer_seconds(history, trains)),
         sync=replace(base.sync, gigabytes=GIGABYTES),
     )
 
@@ -65,6 +78,7 @@ def honest(history: History, *, frozen: bool = False) -> Timings:
 NAMED = {
     "honest-sliding": honest(SLIDING),
     "honest-stride3": honest(STRIDE_3),
-    "honest-stride3-frozen-vision": honest(STRIDE_3, frozen=True),
+    "honest-stride3-frozen-vision": honest(STRIDE_3, "language model"),
+    "honest-stride3-lora": honest(STRIDE_3, "adapter"),
 }
 """By name; the set-ups without one have `Timings()`."""

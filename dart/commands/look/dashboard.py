@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from dart.dashboard.app import make_dashboard
 from dart.dashboard.library import Library, check_paths
 from dart.errors import UserError
 from dart.processes.beside import url, view_token
+from dart.processes.http import HttpServer
 from dart.processes.settings import ending_signals, watch_parent
 from dart.wire.channel import listen
 
@@ -65,7 +66,7 @@ def _listen(options: ViewOptions) -> socket.socket:
 
 async def _serve(paths: Sequence[Path], listening: socket.socket, token: str | None, *, parent_watch: bool) -> None:
     dashboard = make_dashboard(Library(paths), token)
-    server = _Server(
+    server = HttpServer(
         uvicorn.Config(
             dashboard.app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=1
         )
@@ -86,10 +87,3 @@ async def _serve(paths: Sequence[Path], listening: socket.socket, token: str | N
         await server.serve(sockets=[listening])
     finally:
         await dashboard.close()
-
-
-class _Server(uvicorn.Server):
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave signals alone: uvicorn's own would raise them once more at the end."""
-        yield

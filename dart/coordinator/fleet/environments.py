@@ -12,9 +12,10 @@ import hashlib
 import logging
 import math
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import NoReturn
 
 from dart.coordinator.fleet.boundary import broken_screenshot
@@ -29,17 +30,15 @@ from dart.coordinator.fleet.sessions import (
 from dart.core.action import Action, Observe, Several, Single
 from dart.core.curation.orders import Order
 from dart.core.fleet.credits import Credits
-from dart.core.pace import Pace
+from dart.core.fleet.pace import Pace
 from dart.core.types import Image, Observation, Task
-from dart.core.usage import EnvState, Ledger, rest_seconds
+from dart.core.usage import WITHIN_EPISODE, EnvState, Ledger, rest_seconds
 from dart.v1 import session_pb2 as pb
 from dart.wire.capabilities import SLOTS, has
 from dart.wire.convert import action_from_proto, observation_from_proto, task_to_proto, write_single
 from dart.wire.rules import Violation
 
 log = logging.getLogger(__name__)
-
-NOT_BUSY = set(EnvState) - {EnvState.RESETTING, EnvState.ACTING, EnvState.QUEUED, EnvState.GENERATING}
 
 
 class Underway:
@@ -64,45 +63,52 @@ class Underway:
         return min(self._began.values(), default=math.inf)
 
 
+@dataclass(slots=True, eq=False)
+class _Member:
+    """A live worker with its environments."""
+
+    worker: Worker
+    credits: Credits
+    failures: int = 0
+    """Failed attempts since its last good one."""
+    resting: int = 0
+    parked: int = 0
+    """Of the environments that rest, those that do because the worker broke rules."""
+
+
 class EnvPool:
     def __init__(self, fleet: Fleet) -> None:
         now = time.monotonic()
-        self.usage = Ledger(set(EnvState) - NOT_BUSY, now)
+        self.usage = Ledger(WITHIN_EPISODE, now)
         self.usage.blame(EnvState.RESTING, "its worker's attempts failed, or it broke rules", now)
         self.pace = Pace()
         self.slots = 0
         """Environments of all workers, free or not."""
         self.underway = Underway()
         self._fleet = fleet
-        self._failures: Counter[str] = Counter()
-        """Failed attempts of each worker since its last good one."""
-        self._resting: Counter[str] = Counter()
-        self._parked: Counter[str] = Counter()
-        """How many of those that rest are environments of workers that broke rules."""
-        self._live: dict[str, Worker] = {}
-        self._credits: dict[str, Credits] = {}
-        """The credits of each live worker."""
-        self._free: deque[Worker] = deque()
+        self._members: dict[str, _Member] = {}
+        """By the worker's name."""
+        self._free: deque[_Member] = deque()
         self._waiting: deque[asyncio.Future[Worker]] = deque()
         fleet.on_ready.append(self._joined)
         fleet.on_slots.append(self._offered)
         fleet.on_lost.append(self._left)
 
-    def failures(self, worker_id: str | None = None) -> int:
-        """Attempts that have failed since the last good one: of this worker, or summed over all workers."""
-        return self._failures.total() if worker_id is None else self._failures[worker_id]
+    def failures(self, worker_id: str) -> int:
+        """The worker's attempts that have failed since its last good one."""
+        member = self._members.get(worker_id)
+        return member.failures if member else 0
 
     async def acquire(self) -> Worker:
         """A worker with a free environment, which is now held until `EnvSession` or `give_back` frees it."""
         while self._free:
-            worker = self._free.popleft()
-            credits = self._credits_of(worker)
-            if credits is not None and credits.free > 0:  # else it was lost, or took this one back
-                if not self._may_work(worker):
-                    self._park(worker)
+            member = self._free.popleft()
+            if member.credits.free > 0:  # else its worker took this one back
+                if not self._may_work(member):
+                    self._park(member)
                     continue
-                credits.take()
-                return worker
+                member.credits.take()
+                return member.worker
         waiter: asyncio.Future[Worker] = asyncio.get_running_loop().create_future()
         self._waiting.append(waiter)
         try:
@@ -114,15 +120,15 @@ class EnvPool:
 
     def give_back(self, worker: Worker) -> None:
         """Free the environment that `acquire` gave, when no episode was begun on it."""
-        if credits := self._credits_of(worker):
-            credits.give_back()
+        if member := self._member(worker):
+            member.credits.give_back()
             self._fleet.boundary.conduct.ended(worker.role_and_id, well=False)
-            self._give(worker)
+            self._give(member)
 
     def begun(self, worker: Worker) -> None:
         """An episode begins on the environment that `acquire` gave."""
-        if credits := self._credits_of(worker):
-            credits.begin()
+        if member := self._member(worker):
+            member.credits.begin()
 
     def ended(self, worker: Worker, failed: bool | None) -> None:
         """An episode is over. Its environment is free again now, or when its worker says so.
@@ -130,75 +136,77 @@ class EnvPool:
         `failed`: True if the attempt failed and this worker is to blame, so that the environment may have to rest
         first; False if it went well; None if another worker ended it, or it was cancelled.
         """
-        if credits := self._credits_of(worker):
+        if member := self._member(worker):
             if failed is not None:
-                self._failures[worker.id] = self._failures[worker.id] + 1 if failed else 0
+                member.failures = member.failures + 1 if failed else 0
             restored = self._fleet.boundary.conduct.ended(worker.role_and_id, well=failed is False)
-            self._unpark(worker, self._parked[worker.id] if restored else 1)
-            for _ in range(credits.end()):
-                self._freed(worker)
+            self._unpark(member, member.parked if restored else 1)
+            for _ in range(member.credits.end()):
+                self._freed(member)
 
     def broke(self, worker: Worker, broken: Violation) -> None:
         self._fleet.boundary.broke(worker, broken)
 
     def after_an_episode(self, worker: Worker) -> EnvState:
-        credits = self._credits_of(worker)
-        return EnvState.RENEWING if credits and credits.elastic else EnvState.IDLE
+        member = self._member(worker)
+        return EnvState.RENEWING if member and member.credits.elastic else EnvState.IDLE
 
-    def _credits_of(self, worker: Worker) -> Credits | None:
-        """The worker's credits; None once it is lost."""
-        return self._credits.get(worker.id) if self._live.get(worker.id) is worker else None
+    def _member(self, worker: Worker) -> _Member | None:
+        """None once the worker is lost."""
+        member = self._members.get(worker.id)
+        return member if member and member.worker is worker else None
 
-    def _freed(self, worker: Worker) -> None:
+    def _freed(self, member: _Member) -> None:
         """An environment becomes free; if its worker's attempts have failed, it has to rest first."""
-        if seconds := rest_seconds(self._failures[worker.id], max(1, worker.slots)):
-            self._resting[worker.id] += 1
-            self.move(worker, EnvState.IDLE, EnvState.RESTING)
-            asyncio.get_running_loop().call_later(seconds, self._rested, worker)
+        if seconds := rest_seconds(member.failures, max(1, member.worker.slots)):
+            self._rest(member)
+            asyncio.get_running_loop().call_later(seconds, self._rested, member)
         else:
-            self._give(worker)
+            self._give(member)
 
-    def _rested(self, worker: Worker) -> None:
-        if self._credits_of(worker):
-            self._resting[worker.id] -= 1
-            self.move(worker, EnvState.RESTING, EnvState.IDLE)
-            self._give(worker)
+    def _rest(self, member: _Member) -> None:
+        member.resting += 1
+        self.move(member.worker, EnvState.IDLE, EnvState.RESTING)
 
-    def _give(self, worker: Worker) -> None:
-        credits = self._credits_of(worker)
-        if credits is None or credits.free <= 0:
+    def _rested(self, member: _Member) -> None:
+        if self._members.get(member.worker.id) is member:
+            member.resting -= 1
+            self.move(member.worker, EnvState.RESTING, EnvState.IDLE)
+            self._give(member)
+
+    def _give(self, member: _Member) -> None:
+        if member.credits.free <= 0:
             return
         while self._waiting and self._waiting[0].done():
             self._waiting.popleft()
         if not self._waiting:
-            self._free.append(worker)
-        elif self._may_work(worker):
-            credits.take()
-            self._waiting.popleft().set_result(worker)
+            self._free.append(member)
+        elif self._may_work(member):
+            member.credits.take()
+            self._waiting.popleft().set_result(member.worker)
         else:
-            self._park(worker)
+            self._park(member)
 
     # ---- workers that broke rules (`core.fleet.conduct`) ----
 
-    def _may_work(self, worker: Worker) -> bool:
-        return self._fleet.boundary.conduct.may_work(worker.role_and_id, time.monotonic())
+    def _may_work(self, member: _Member) -> bool:
+        return self._fleet.boundary.conduct.may_work(member.worker.role_and_id, time.monotonic())
 
-    def _park(self, worker: Worker) -> None:
+    def _park(self, member: _Member) -> None:
         """A free environment whose worker may have no work now, or no more than it has."""
-        self._parked[worker.id] += 1
-        self._resting[worker.id] += 1
-        self.move(worker, EnvState.IDLE, EnvState.RESTING)
-        if seconds := self._fleet.boundary.conduct.seconds_left(worker.role_and_id, time.monotonic()):
-            asyncio.get_running_loop().call_later(seconds, self._unpark, worker, 1)
+        member.parked += 1
+        self._rest(member)
+        if seconds := self._fleet.boundary.conduct.seconds_left(member.worker.role_and_id, time.monotonic()):
+            asyncio.get_running_loop().call_later(seconds, self._unpark, member, 1)
 
-    def _unpark(self, worker: Worker, environments: int) -> None:
-        for _ in range(min(environments, self._parked[worker.id]) if self._credits_of(worker) else 0):
-            self._parked[worker.id] -= 1
-            self._rested(worker)
+    def _unpark(self, member: _Member, environments: int) -> None:
+        for _ in range(min(environments, member.parked)):
+            member.parked -= 1
+            self._rested(member)
 
     def move(self, worker: Worker, old: EnvState, new: EnvState) -> None:
         """Record that one of the worker's environments changed state; ignored after the worker is lost."""
-        if self._live.get(worker.id) is worker:
+        if self._member(worker):
             self.usage.move(worker.id, old, new, time.monotonic())
 
     # ---- workers ----
@@ -206,24 +214,25 @@ class EnvPool:
     def _joined(self, worker: Worker) -> None:
         if worker.role != pb.ROLE_ENV:
             return
-        if (other := self._live.get(worker.id)) is not None:
-            self._left(other)
+        if other := self._members.get(worker.id):
+            self._left(other.worker)
         now = time.monotonic()
         if self.usage.counts(worker.id):
             self.usage.left(worker.id, now)
         credits = Credits(elastic=has(worker.hello, SLOTS), most=worker.ready.slots)
-        self._live[worker.id], self._credits[worker.id] = worker, credits
+        member = self._members[worker.id] = _Member(worker, credits)
         slots = 0 if credits.elastic else worker.slots
         self.slots += slots
         self.usage.joined(worker.id, EnvState.IDLE, slots, now)
         for _ in range(credits.offered(slots, slots, 0)):
-            self._give(worker)
+            self._give(member)
 
     def _offered(self, worker: Worker, slots: pb.Slots) -> None:
         """The worker reports a change in its environments, or in which of them are ready."""
-        credits = self._credits_of(worker)
-        if credits is None or not credits.elastic:
+        member = self._member(worker)
+        if member is None or not member.credits.elastic:
             return
+        credits = member.credits
         before = credits.count
         try:
             more = credits.offered(slots.count, slots.granted, slots.booting, slots.quarantined)
@@ -238,7 +247,7 @@ class EnvPool:
             log.warning("worker %s has %d of %d environments: %s", worker.id, slots.count, worker.slots, slots.reason)
         now = time.monotonic()
         for state, number in (
-            (EnvState.IDLE, max(0, credits.idle - self._resting[worker.id])),
+            (EnvState.IDLE, max(0, credits.idle - member.resting)),
             (EnvState.RENEWING, credits.renewing),
             (EnvState.BOOTING, credits.booting),
             (EnvState.QUARANTINED, credits.quarantined),
@@ -246,18 +255,17 @@ class EnvPool:
         ):
             self.usage.resize(worker.id, state, number, now)
         for _ in range(more):
-            self._freed(worker)
+            self._freed(member)
 
     def _left(self, worker: Worker) -> None:
         if worker.role != pb.ROLE_ENV:
             return
-        if credits := self._credits_of(worker):
-            self.slots -= credits.count
-            del self._live[worker.id], self._credits[worker.id]
-            del self._failures[worker.id], self._resting[worker.id], self._parked[worker.id]
+        if member := self._member(worker):
+            self.slots -= member.credits.count
+            del self._members[worker.id]
+            self._free = deque(one for one in self._free if one is not member)
             self._fleet.boundary.conduct.ended(worker.role_and_id, well=False)
             self.usage.lost(worker.id, EnvState.LOST, time.monotonic(), for_good=worker.said_goodbye)
-        self._free = deque(w for w in self._free if w is not worker)
 
 
 class EnvSession:

@@ -13,13 +13,9 @@ from dart.core.types import Image, Prompt
 from dart.screenshots.stored import StoredScreenshots
 from dart.v1 import session_pb2 as pb
 from dart.wire.capabilities import HOLD_SCREENSHOTS, has
-from dart.wire.channel import MAX_MESSAGE_BYTES
+from dart.wire.channel import IMAGE_BYTES, ROOM_BYTES
 from dart.wire.convert import encoded_blocks, encoded_with_data, write_image
 
-MOST_BYTES = MAX_MESSAGE_BYTES - (64 << 10)
-"""The most that a message's prompt and screenshots may take; the rest is for what goes around them."""
-IMAGE_BYTES = 128
-"""The most that a screenshot takes in addition to its data."""
 ROUNDS = 4
 """Other requests may evict from the replica's cache what was sent ahead for this one; then it is sent again."""
 
@@ -44,7 +40,7 @@ async def encoded_prompt(
         return _with_screenshots(blocks, prompt, worker, stored, with_data)
     for _ in range(ROUNDS):
         lacking = await _lacking(stored, prompt, worker, screenshots, with_data)
-        if words + sum(map(len, lacking.values())) <= MOST_BYTES:
+        if words + sum(map(len, lacking.values())) <= ROOM_BYTES:
             return _with_screenshots(blocks, prompt, worker, stored, with_data)
         await _send_ahead(request.assignment, prompt, words, worker, lacking)
         with_data = False
@@ -61,7 +57,7 @@ def _needs_no_care(prompt: Prompt, size: int, worker: Worker, with_data: bool) -
         if reads and not image.data:
             return False
         size += len(image.data)
-    return size <= MOST_BYTES
+    return size <= ROOM_BYTES
 
 
 async def _lacking(
@@ -121,20 +117,20 @@ async def _send_ahead(
     """Send the screenshots that the replica lacks ahead, in messages of their own. Raises PromptTooLarge."""
     size = words + sum(map(len, lacking.values()))
     largest = max(map(len, lacking.values()), default=0)
-    if words > MOST_BYTES or largest + IMAGE_BYTES > MOST_BYTES:
+    if words > ROOM_BYTES or largest + IMAGE_BYTES > ROOM_BYTES:
         raise PromptTooLarge(
             f"a prompt has {words} bytes of text and its largest screenshot {largest}, but a message has room for "
-            f"{MOST_BYTES}: shorten the history (agent.history_turns) or make screenshots smaller"
+            f"{ROOM_BYTES}: shorten the history (agent.history_turns) or make screenshots smaller"
         )
     if not has(worker.hello, HOLD_SCREENSHOTS):
         raise PromptTooLarge(
-            f"a prompt has {size} bytes with its screenshots, a message has room for {MOST_BYTES}, and {worker.id} "
+            f"a prompt has {size} bytes with its screenshots, a message has room for {ROOM_BYTES}, and {worker.id} "
             "cannot take screenshots in advance: update dart there, or lower agent.history_screenshots"
         )
     distinct = len({image.sha256 for image in prompt.images})
     if distinct > worker.screenshots.capacity:
         raise PromptTooLarge(
-            f"a prompt has {size} bytes with its {distinct} screenshots, a message has room for {MOST_BYTES}, and "
+            f"a prompt has {size} bytes with its {distinct} screenshots, a message has room for {ROOM_BYTES}, and "
             f"{worker.id} keeps only {worker.screenshots.capacity}: raise rollout.image_cache_entries"
         )
     for page in _pages(prompt, lacking):
@@ -154,7 +150,7 @@ def _pages(prompt: Prompt, lacking: dict[bytes, bytes]) -> Iterator[list[Image]]
     size = 0
     for image in {image.sha256: image for image in prompt.images if lacking.get(image.sha256)}.values():
         weight = len(lacking[image.sha256]) + IMAGE_BYTES
-        if page and size + weight > MOST_BYTES:
+        if page and size + weight > ROOM_BYTES:
             yield page
             page, size = [], 0
         page.append(image)

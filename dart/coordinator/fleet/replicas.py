@@ -69,10 +69,6 @@ class RolloutPool:
         fleet.on_slots.append(self._offered)
         self._fleet = fleet
 
-    @property
-    def waiting(self) -> int:
-        return self.replicas.waiting
-
     async def generate(
         self,
         prompt: Prompt,

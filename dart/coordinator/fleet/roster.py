@@ -11,6 +11,7 @@ from dart.coordinator.fleet.sessions import Fleet, Worker
 from dart.coordinator.service.journal import Journal
 from dart.core.fleet.conduct import Quarantine
 from dart.v1 import session_pb2 as pb
+from dart.wire.role import ROLE_NAMES
 from dart.wire.rules import Violation
 
 BETWEEN_REASONS = 60.0
@@ -61,8 +62,8 @@ class Roster:
                     await self.change()
 
     def _worker(self, worker: Worker) -> None:
-        self._journal.event("worker", worker=worker.id, state=worker.state, slots=worker.slots,
-                            shares_screenshots=worker.shares_blobs)  # fmt: skip
+        self._journal.event("worker", worker=worker.id, role=ROLE_NAMES[worker.role], state=worker.state,
+                            slots=worker.slots, shares_screenshots=worker.shares_blobs)  # fmt: skip
         self.versions |= dict(worker.ready.versions)
         if worker.state == "lost":
             self._next.pop(worker.id, None)

@@ -160,7 +160,7 @@ class CoordinatorService:
 def heartbeat_interval(settings: config.Server, workers: int) -> float:
     """Seconds between one worker's heartbeats: more with thousands of workers, to save time.
 
-    Never so many that a live worker could be taken for a lost one.
+    Never so long that a live worker would be taken for lost.
     """
     safe = max(settings.heartbeat_seconds, settings.lost_after_seconds / 3)
     return min(safe, max(settings.heartbeat_seconds, workers / HEARTBEATS_PER_SECOND))

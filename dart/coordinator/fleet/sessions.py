@@ -51,7 +51,7 @@ class InfrastructureError(Exception):
     certain = False
     """True if another attempt would fail as well."""
     at_verdict = False
-    """True if the episode was over, and only its verdict lacked."""
+    """True if the episode was over, and only the verdict was missing."""
 
     def __init__(self, message: str, worker: str = "") -> None:
         super().__init__(message)
@@ -63,7 +63,8 @@ class WorkerLost(InfrastructureError):
 
 
 class CommandFailed(InfrastructureError):
-    """The worker answered with a Failure."""
+    """The command failed and the worker goes on: it answered with a Failure, its answer broke a rule, no answer came in
+    time, or the command was too large to send."""
 
     def __init__(self, code: int, message: str, worker: str = "", trajectories: Sequence[str] = ()) -> None:
         super().__init__(message, worker)
@@ -113,16 +114,19 @@ class Worker:
     """Both are the Hello's, read once: every command and every answer asks for them."""
     role_and_id: tuple[int, str] = field(init=False)
     """It outlives the instance, and is the key of its conduct."""
-    outbox: Outbox[pb.SessionResponse] = field(init=False)
-    """What the worker's stream writes next; a new one for each stream."""
     end: CoordinatorEnd = field(init=False)
     _waiting: dict[Key, asyncio.Future[Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.id, self.role = self.hello.worker_id, self.hello.role
         self.role_and_id = self.role, self.id
-        self.outbox = self._new_outbox()
-        self.end = CoordinatorEnd(self.epoch, self.outbox)
+        self.end = CoordinatorEnd(self.epoch, self._new_outbox())
+
+    @property
+    def outbox(self) -> Outbox[pb.SessionResponse]:
+        """What the worker's stream writes next; a new one for each stream. A simulated worker has none."""
+        assert isinstance(self.end.outbox, Outbox)
+        return self.end.outbox
 
     @property
     def slots(self) -> int:
@@ -139,8 +143,8 @@ class Worker:
         Generate, a `Generation`.
 
         The assignment's epoch and sequence are filled in. A command with screenshots must already be in its message
-        (`dart.wire.convert` says why). `rest`: further fields of the last command, encoded. Raises CommandFailed when
-        the worker answers with a Failure, WorkerLost when it is lost. The reply to a cancelled call is ignored.
+        (`dart.wire.convert` says why). `rest`: further fields of the last command, encoded. Raises CommandFailed, and
+        WorkerLost when the worker is lost. The reply to a cancelled call is ignored.
         """
         if self.state == "lost":
             raise WorkerLost(f"worker {self.id} is lost", self.id)
@@ -162,7 +166,7 @@ class Worker:
     def notify(self, notice: pb.Notice) -> None:
         """Tell it what it did wrong, for its log, if it reads that."""
         if has(self.hello, NOTICES):
-            self.outbox.put(pb.SessionResponse(notice=notice))
+            self.end.outbox.put(pb.SessionResponse(notice=notice))
 
     def end_assignment(self, assignment_id: str, attempt: int) -> None:
         """No more commands of this assignment will come."""
@@ -184,8 +188,7 @@ class Worker:
 
     def resume(self) -> None:
         """The same instance is back: send all unanswered commands again."""
-        self.outbox = self._new_outbox()
-        self.end.resume(self.outbox, time.monotonic())
+        self.end.resume(self._new_outbox(), time.monotonic())
 
     def connected(self) -> asyncio.Event:
         """A stream of this worker begins; the one before it ends. Returns the event that ends this one."""
@@ -203,8 +206,7 @@ class Worker:
             self._fail(key, WorkerLost(f"worker {self.id} is lost: {why}", self.id))
         # Its stream has the outbox in which a Bye may wait. Commands, some with screenshots, would be kept for days:
         # a Worker is in a cycle, and what has lived for hours is seldom collected.
-        self.outbox = Outbox()
-        self.end.forget(self.outbox)
+        self.end.forget(Outbox())
         self.screenshots = Held(self.screenshots.capacity)
 
     def fail_overdue(self, now: float, seconds: float) -> str:
@@ -331,7 +333,7 @@ class Fleet:
     def _greet(self, worker: Worker) -> None:
         """The first message after Welcome, if everybody is to leave."""
         if self._bye is not None:
-            worker.outbox.put(self._bye)
+            worker.end.outbox.put(self._bye)
 
     def _same_place(self, hello: pb.Hello) -> list[Worker]:
         """The other instances with this role and name, or, in the trainer, this rank."""
@@ -369,7 +371,7 @@ class Fleet:
         if broken is not None and not broken.mended:
             if worker.state == "starting":
                 why = f"this worker cannot be used: {broken}"
-                worker.outbox.put(pb.SessionResponse(bye=pb.Bye(reason=why, refused=True)))
+                worker.end.outbox.put(pb.SessionResponse(bye=pb.Bye(reason=why, refused=True)))
                 self.boundary.turned_away(worker.role_and_id, broken)
             return self.boundary.broke(worker, broken)
         if broken is not None and worker.state == "starting":  # one that is repeated changes nothing

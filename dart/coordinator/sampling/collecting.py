@@ -28,7 +28,7 @@ from dart.core.types import Generation, Prompt, Trajectory
 from dart.errors import UserError
 from dart.job import Collect, Teacher
 from dart.store.database import Database
-from dart.store.records import COLLECTED, GroupKind, GroupState
+from dart.store.records import GroupKind, GroupState
 from dart.wire.capabilities import FORCED_TEXT, ORACLE
 
 log = logging.getLogger(__name__)
@@ -127,8 +127,9 @@ class Collection:
 
     async def close(self) -> dict[str, Any]:
         """The results, per task."""
+        over = GroupState.COLLECTED
         for group in self._opened:
-            await self._database.close_group(group, GroupState.COLLECTED, COLLECTED, COLLECTED, {}, time.time())
+            await self._database.close_group(group, over, over, over, {}, time.time())
         return {
             "teacher": self._collect.teacher,
             "wanted": self._collect.per_task,

@@ -5,9 +5,9 @@ counts it; a verdict is durable before it moves its group (`_apply`: the transac
 counters and the event). A batch is given to the trainer once, and marked consumed when the update is done. A group that
 cannot be trained on is dropped, with the reason, wherever that is noticed.
 
-Back-pressure: a new group is opened only while begun-and-unconsumed trajectories stay within
-`core.curation.judging.start_budget`; `next` waits otherwise, unblocked by a consumed or dropped group, or by `resume`.
-Where `schedule` asks for it, `core.curation.schedule` holds roll-outs and updates back as well.
+Back-pressure: a new group is opened only while fewer than `core.curation.judging.start_budget` trajectories have begun
+and are not over; `next` waits otherwise, unblocked by a consumed or dropped group, or by `resume`. Where `schedule`
+asks for it, `core.curation.schedule` holds roll-outs and updates back as well.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ from dart.core.curation.quarantine import TaskQuarantine
 from dart.core.curation.sampling import TaskSampler
 from dart.core.curation.schedule import Schedule
 from dart.core.curation.submitted import Submissions
-from dart.core.curation.usable import usable
+from dart.core.curation.usable import why_unusable
+from dart.core.fates import PENDING, dropped
 from dart.core.progress import Progress
 from dart.core.types import Task, Trajectory, without_bytes
 from dart.core.usage import EnvState
@@ -46,7 +47,7 @@ from dart.errors import UserError
 from dart.failpoints import failpoint
 from dart.store.blobs import BlobError, BlobUnreachable
 from dart.store.database import Database
-from dart.store.records import DROPPED, PENDING, GroupKind, GroupState, StoredGroup
+from dart.store.records import GroupKind, GroupState, StoredGroup
 
 log = logging.getLogger(__name__)
 
@@ -56,11 +57,6 @@ MOST_REFUSED_BATCHES = 3
 """The run ends when the trainer refuses more trajectories than this many batches hold, with no update in between."""
 MOST_LOSSES = 3
 """A group is dropped when the trainer was lost this many times while the group was in its batch."""
-
-
-def dropped(words: str) -> str:
-    """The fate, as stored, of trajectories that will not be trained on."""
-    return f"{DROPPED}: {words}"
 
 
 class DataManager:
@@ -246,7 +242,7 @@ class DataManager:
             try:
                 stored = await self._database.trajectory(entry.trajectory_id, with_images=True)
                 assert stored is not None, f"{entry.trajectory_id} was stored before it was pooled"
-                lost = usable(replace(stored.trajectory, pooled_from=entry.trajectory_id))
+                lost = why_unusable(replace(stored.trajectory, pooled_from=entry.trajectory_id))
                 if lost is None:
                     success = self._to_wait(stored.trajectory)
                     return pooled_copy(success, group.id, self._progress.counts.version, oldest)
@@ -360,7 +356,7 @@ class DataManager:
         is_open = group.state == GroupState.OPEN
         members = [one for one in group.trajectories if is_open or one.advantages]
         why = next((f"{one.trajectory.id}: {problem}" for one in members
-                    if (problem := usable(one.trajectory, vocabulary, one.advantages or None))), "")  # fmt: skip
+                    if (problem := why_unusable(one.trajectory, vocabulary, one.advantages or None))), "")  # fmt: skip
         if losses >= MOST_LOSSES:
             why = why or f"the trainer was lost {losses} times while it trained on it"
         trajectories = tuple(one.trajectory for one in members)

@@ -27,7 +27,7 @@ from dart.core.json_text import JSON
 from dart.core.types import Task, Trajectory
 from dart.errors import UserError
 from dart.store.database import Database
-from dart.store.records import EVALUATED, GroupKind, GroupState
+from dart.store.records import GroupKind, GroupState
 
 log = logging.getLogger(__name__)
 
@@ -159,8 +159,9 @@ class Evaluation:
 
     async def close(self) -> None:
         """Mark its groups in the database as evaluated."""
+        over = GroupState.EVALUATED
         for group in self._open:
-            await self._database.close_group(group, GroupState.EVALUATED, EVALUATED, EVALUATED, {}, time.time())
+            await self._database.close_group(group, over, over, over, {}, time.time())
 
     def result(self) -> Success:
         """Success with its 95 % interval, overall and per task; lengths of episodes and causes of failure."""

@@ -50,7 +50,7 @@ class Accounting:
             ledger.restart(now)
 
     def utilisation(self, now: float) -> tuple[float, float, float]:
-        """The ledgers of environments, replicas and the trainer."""
+        """Utilisation of environments, replicas and the trainer, each from 0 to 1."""
         ledgers = (self.environments, self.replicas, self.trainer)
         environments, replicas, trainer = (round(ledger.utilisation(now), 4) for ledger in ledgers)
         return environments, replicas, trainer

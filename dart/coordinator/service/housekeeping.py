@@ -1,10 +1,12 @@
 """Looks after a run for weeks: keeps its disk use within bounds, and checks that its files are still its own.
 
-`Housekeeping` runs three loops, and nothing waits for any of them:
+`Housekeeping` runs two loops, and nothing waits for either of them:
 
     guard    every GUARD_SECONDS: run.db is the file that was opened, run.lock is held; ends the run if run.db is gone
-    sweep    every SWEEP_SECONDS: screenshots, folder by folder, each a few file calls on another thread
-    trim     after each sweep: events, metrics.jsonl, SQLite's write-ahead log, memory that malloc holds free
+    tidy     every SWEEP_SECONDS, two things:
+             sweep    screenshots, folder by folder, each a few file calls on another thread; left out where they are
+                      in an object store, or soon after a sweep that took long (PAUSES)
+             trim     events, metrics.jsonl, SQLite's write-ahead log, memory that malloc holds free
 
 Screenshots that no trajectory refers to are removed when no running episode can have stored them and
 `retention.unused_seconds` have passed; if there is a bound, the oldest that nothing needs are removed until it is

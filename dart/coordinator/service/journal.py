@@ -66,7 +66,7 @@ class Journal:
 
     def begin_anew(self) -> bool:
         """Set metrics.jsonl aside and begin a new one. Returns False if an earlier one is not folded yet. Raises
-        OSError, and the old one is written on."""
+        OSError; the old file then stays in use."""
         self._file.flush()
         if not lines.set_aside(self._path):
             return False

@@ -23,7 +23,7 @@ from dart.core.culprits import Lost, Owed, Scene, explain
 from dart.core.fleet.replicas import Replicas
 from dart.core.progress import Progress
 from dart.core.status import Stall, Status
-from dart.core.usage import EnvState, TrainerState
+from dart.core.usage import WITHIN_EPISODE, EnvState, TrainerState
 from dart.core.watchdog import Kind, Limits, Pulse, Watchdog
 from dart.errors import ProcessLost
 from dart.v1 import session_pb2 as pb
@@ -35,7 +35,6 @@ LOOK_SECONDS = 5.0
 LOOKS_PER_BOUND = 4
 PREPARING = {EnvState.BOOTING, EnvState.RENEWING, EnvState.LOST}
 """If these are the states of all environments, there is none on which an episode could be under way."""
-BUSY = (EnvState.RESETTING, EnvState.ACTING, EnvState.QUEUED, EnvState.GENERATING)
 
 
 class Stalled(ProcessLost):
@@ -170,7 +169,7 @@ class Watch:
             versions={one.name: one.version for one in self._replicas.wanted},
             environments=self._envs.slots,
             sampling=sampled.going_on,
-            busy=any(states.get(state) for state in BUSY),
+            busy=any(states.get(state) for state in WITHIN_EPISODE),
             held_back=self._envs.usage.cause(EnvState.IDLE),
             paused=sampled.paused,
             trajectories_per_update=per_update if progress.phase == "training" else 0,

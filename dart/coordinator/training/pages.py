@@ -11,14 +11,12 @@ from collections.abc import Collection, Sequence
 from dart.core.types import Image, Sample
 from dart.v1 import session_pb2 as pb
 from dart.wire.capabilities import IMAGES_APART, IMAGES_ONCE, has
-from dart.wire.channel import MAX_MESSAGE_BYTES
+from dart.wire.channel import IMAGE_BYTES, MAX_MESSAGE_BYTES, ROOM_BYTES
 from dart.wire.convert import write_image, write_sample
 
 PAGE_BYTES = MAX_MESSAGE_BYTES * 3 // 4
-MOST_BYTES = MAX_MESSAGE_BYTES - (64 << 10)
-"""The most bytes of a sample or a screenshot; the rest of a message is for what surrounds it."""
-IMAGE_BYTES, NAME_BYTES = 128, 1024
-"""The most bytes of a screenshot apart from its data, and of a sample's names and numbers."""
+NAME_BYTES = 1024
+"""The most bytes of a sample's names and numbers."""
 
 
 class TooLarge(Exception):
@@ -26,7 +24,7 @@ class TooLarge(Exception):
 
     def __init__(self, sample: Sample, what: str, size: int) -> None:
         super().__init__(
-            f"{sample.name} {what} {size} bytes, and a message has room for {MOST_BYTES}: shorten the history "
+            f"{sample.name} {what} {size} bytes, and a message has room for {ROOM_BYTES}: shorten the history "
             "(agent.history_turns, history_screenshots) or make screenshots smaller"
         )
         self.trajectories = (sample.trajectory_id,)
@@ -58,7 +56,7 @@ class _Pages:
 
     def with_room(self, size: int, sample: Sample, what: str) -> pb.TrainBatch:
         """A page with room for `size` bytes of the sample."""
-        if size > MOST_BYTES:
+        if size > ROOM_BYTES:
             raise TooLarge(sample, what, size)
         if self._size and self._size + size > PAGE_BYTES:
             self.messages.append(pb.SessionResponse(train_batch=pb.TrainBatch()))

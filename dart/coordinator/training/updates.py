@@ -383,7 +383,7 @@ class Training:
 
     async def _record(self, batch: list[ReleasedGroup], made: int, metrics: dict[str, float]) -> None:
         before = self._progress.counts.version
-        metrics = metrics | self._meter.measured(batch, metrics.get("seconds"))
+        metrics = metrics | self._meter.measured(batch, metrics)
         self._progress.version_made(made, metrics.get("round_trip_seconds"))
         self._last_update, update = metrics, self._progress.counts.updates
         failpoint("batch-trained")

@@ -1,11 +1,12 @@
 """Bytes that a trainer rank, a replica's GPU and the host need.
 
 What is kept between steps (weights, gradients, optimiser state) is exact. Activations are counted layer by layer: what
-autograd keeps for the backward pass of transformers' eager modules, or of our fused kernels, with fused attention. On
-UI-TARS-1.5-7B the estimate is 8 % above what an H200 counted with an adapter, and 2 % with all weights (extrapolated
-from four and eight layers). Of a replica of it on an H100, what is neither weights nor KV cache is 4.0 GB by the
-estimate, with a full encoder cache and a pass under way, and was 1.4 GB right after the start. What the CUDA runtime,
-NCCL and the allocator's fragmentation take is a constant of ours (`RUNTIME`).
+autograd keeps for the backward pass of transformers' eager modules, or of our fused kernels, with fused attention. They
+are within 4 % of what tiny models keep on a CPU; what is left out is small (statistics of norms and attention, rotary
+tables). On UI-TARS-1.5-7B the estimate is 2 % above what an H200 counted with an adapter, and 2 % with all weights
+(extrapolated from four and eight layers). Of a replica of it on an H100, what is neither weights nor KV cache is 4.0 GB
+by the estimate, with a full encoder cache and a pass under way, and was 1.4 GB right after the start. What the CUDA
+runtime, NCCL and the allocator's fragmentation take is a constant of ours (`RUNTIME`).
 """
 
 from __future__ import annotations
@@ -104,11 +105,12 @@ class TrainerSetUp:
 
 
 def of_rank(shape: Shape, set_up: TrainerSetUp, prompts: Prompts) -> Needs:
-    """Rank 0's GPU, at the end of the forward pass of its largest micro-batch, in the second update or later.
+    """Rank 0's GPU, from the end of the forward pass of its largest micro-batch on, in the second update or later.
 
     P weights of which P' train, N ranks if sharded and else 1: masters 4·P/N, gradients 4·P'/N, AdamW's two moments
     8·P'/N, reference 4·P (in bfloat16 and 2·P/N if sharded). In bfloat16, autocast keeps a copy of every matrix, 2·P;
-    sharded, there are instead the weights of two gathered layers, of embedding and head, and the head in float32.
+    sharded, there are instead the weights of two gathered layers and of all that is in no layer, and the head in
+    float32. A layer that is computed again takes the room of the logits, which are gone by then, and what is beyond it.
     An adapter adds its own weights, which are then all that train, and there is no reference in memory. Not sharded,
     what is below it is held in bfloat16, 2·P, and beside it are the head in float32 and copies of the adapter alone.
     Over NCCL vLLM keeps, on each of two streams, a pack's tensors and the pack; only rank 0 has these.
@@ -127,82 +129,116 @@ def of_rank(shape: Shape, set_up: TrainerSetUp, prompts: Prompts) -> Needs:
         "gradients": SINGLE * trained // parts,
         "optimiser state": 2 * SINGLE * trained // parts,
         "reference": (HALF if set_up.sharded and set_up.mixed else SINGLE) * weights // parts * reference,
-        "logits": LOGIT_COPIES * SINGLE * min(HEAD_ELEMENTS, tokens * shape.text.vocabulary),
+        "logits": (logits := LOGIT_COPIES * SINGLE * min(HEAD_ELEMENTS, tokens * shape.text.vocabulary)),
+        "head in float32": SINGLE * shape.text.embedding * set_up.narrow,
         "runtime": set_up.runtime,
     }
     if set_up.sharded:
-        layer = max(shape.text.layer, shape.vision.block)
-        ends = 1 if shape.text.tied else 2
-        needs["gathered layers"] = 2 * size * layer + (ends * size + SINGLE) * shape.text.embedding
+        needs["gathered layers"] = size * (2 * max(shape.text.layer, shape.vision.block) + shape.outside_layers)
     elif set_up.mixed:
         needs["bfloat16 copies"] = HALF * (adapter if held_narrow else weights)
-        needs["head in float32"] = SINGLE * shape.text.embedding * held_narrow
     if set_up.nccl:
         needs["weight transfers"] = 2 * _packs(shape, size)  # with the copies on the GPU of which they are made
     share = prompts.screenshots * prompts.screenshot_tokens / max(1, prompts.tokens)
-    needs["activations"] = activations(shape, set_up, tokens, round(tokens * share) * shape.vision.merge**2)
+    patches = round(tokens * share) * shape.vision.merge**2
+    again = max(0, _computed_again(shape, set_up, tokens, patches) - logits)
+    needs["activations"] = activations(shape, set_up, tokens, patches) + again
     return Needs(needs)
 
 
 def activations(shape: Shape, set_up: TrainerSetUp, tokens: int, patches: int) -> int:
-    """Kept for the backward pass of `tokens` tokens and `patches` patches of screenshots.
+    """Kept between the forward and the backward pass of `tokens` tokens and `patches` patches of screenshots.
 
-    Without gradient checkpointing every layer keeps its own; with it, each keeps its input (in the decoder float32, and
-    bfloat16 where the weights are; in the tower the dtype of products), and one layer at a time is computed again. A
-    tower that is frozen, as it is beside an adapter that it has no part in, keeps nothing.
+    Without gradient checkpointing every layer keeps its own, and with it its input (of the residual stream's dtype).
+    In no layer are the decoder's last norm, and of the tower the patches, which its first matrix takes, and its
+    mergers. A tower that is frozen, as it is beside an adapter that it has no part in, keeps nothing.
     """
-    frozen = set_up.vision_frozen or (set_up.lora_rank > 0 and not set_up.lora_tower)
-    of_layer = tokens * _layer_keeps(shape.text, set_up)
-    of_block = 0 if frozen else patches * _block_keeps(shape.vision, set_up)
+    text, vision = shape.text, shape.vision
+    stream, size = _stream(set_up), HALF if set_up.mixed else SINGLE
+    of_layer = stream * text.hidden if set_up.checkpointing else _layer_keeps(text, set_up)
+    of_block = size * vision.hidden if set_up.checkpointing else _block_keeps(vision, set_up)
+    of_token = text.layers * of_layer + _rms_norm_keeps(set_up, stream) * text.hidden
+    of_patch = vision.depth * of_block + _mergers_keep(vision, set_up)
+    if not set_up.lora_rank:
+        of_patch += size * vision.patch_values
+    return tokens * of_token + (0 if _tower_frozen(set_up) else patches * of_patch)
+
+
+def _computed_again(shape: Shape, set_up: TrainerSetUp, tokens: int, patches: int) -> int:
+    """What the largest layer or block keeps that gradient checkpointing computes again, one at a time."""
     if not set_up.checkpointing:
-        return shape.text.layers * of_layer + shape.vision.depth * of_block
-    inputs = (HALF if set_up.narrow else SINGLE) * shape.text.layers * tokens * shape.text.hidden
-    if not frozen:
-        inputs += (HALF if set_up.mixed else SINGLE) * shape.vision.depth * patches * shape.vision.hidden
-    return inputs + max(of_layer, of_block)
+        return 0
+    of_block = 0 if _tower_frozen(set_up) else patches * _block_keeps(shape.vision, set_up)
+    return max(tokens * _layer_keeps(shape.text, set_up), of_block)
 
 
-def _rms_norms_keep(set_up: TrainerSetUp, products: int) -> int:
-    """Bytes per channel of a layer's two RMSNorms, whose outputs go into `products` matrix products.
+def _tower_frozen(set_up: TrainerSetUp) -> bool:
+    return set_up.vision_frozen or (set_up.lora_rank > 0 and not set_up.lora_tower)
 
-    Float32: input, normalised input, output. Autocast: the first two in float32, and a bfloat16 cast of the output for
-    each product. Weights in bfloat16 (`narrow`): the input in float32, the other two in bfloat16. Fused: the input and
-    one output.
-    """
+
+def _stream(set_up: TrainerSetUp) -> int:
+    """Bytes of a number in the decoder's residual stream; the tower's has the dtype of products."""
+    return HALF if set_up.narrow else SINGLE
+
+
+def _rms_norm_keeps(set_up: TrainerSetUp, stream: int) -> int:
+    """Bytes per channel, without the output: the input in float32, and the normalised input in the stream's dtype for
+    the gradient of the norm's weights, which are frozen beside an adapter. Fused: the input as it comes."""
     if set_up.fused:
-        return 2 * ((HALF if set_up.narrow else SINGLE) + (HALF if set_up.mixed else SINGLE))
-    if not set_up.mixed:
-        return 2 * 3 * SINGLE
-    return 2 * (SINGLE + 2 * HALF) if set_up.narrow else 2 * 2 * SINGLE + products * HALF
+        return stream
+    return SINGLE + (0 if set_up.lora_rank else stream)
+
+
+def _products_take(set_up: TrainerSetUp, norms: int, products: int) -> int:
+    """Bytes per channel of the outputs of so many norms, which go into so many matrix products. Autocast casts float32
+    for each product."""
+    if set_up.mixed and not set_up.narrow and not set_up.fused:
+        return products * HALF
+    return norms * (HALF if set_up.mixed else SINGLE)
 
 
 def _layer_keeps(text: Text, set_up: TrainerSetUp) -> int:
     """Bytes per token. e: bytes of a matrix product's input.
 
-    Norms, for q, k, v, gate and up. Attention: q, k and v after rotation and the output: e·(2·n + 2·m)·d; where heads
-    are normalised, also their inputs in float32 and normalised: (4 + e)·(n + m)·d. MLP: gate, its activation, up, and
-    their product: 4·e·I. Fused kernels keep no activation of the gate and no normalised heads. An adapter: what comes
-    out of each A, e·rank. Frozen norms keep less than is counted here.
+    Norms, for q, k, v, gate and up. Attention: q, k and v after rotation and the output: e·(2·n + 2·m)·d; and where
+    heads are normalised, what those norms of (n + m)·d channels keep. MLP: gate, its activation, up, and their product:
+    4·e·I. Fused kernels keep no activation of the gate. An adapter: what comes out of each A, e·rank.
     """
     size = HALF if set_up.mixed else SINGLE
     channels = (text.heads + text.kv_heads) * text.head_size
-    norms = _rms_norms_keep(set_up, 5) * text.hidden
-    attention = (2 * size + text.head_norms * (size if set_up.fused else SINGLE + size)) * channels
+    norms = (2 * _rms_norm_keeps(set_up, _stream(set_up)) + _products_take(set_up, 2, 5)) * text.hidden
+    attention = (2 * size + text.head_norms * _rms_norm_keeps(set_up, size)) * channels
     adapter = size * set_up.lora_rank * len(set_up.lora_targets)
     return norms + attention + (3 if set_up.fused else 4) * size * text.intermediate + adapter
 
 
 def _block_keeps(vision: Vision, set_up: TrainerSetUp) -> int:
-    """Bytes per patch. Attention: q, k and v before rotation (one tensor), q and k after it, the output and a copy in
-    the order of the patches: 7·e·h. Gated (Qwen2.5-VL): RMSNorms for qkv, gate and up, and 4·e·i of the MLP. Else: two
-    LayerNorms, each its input in float32 and its output cast, and what goes into and comes out of the activation,
-    2·e·i. An adapter: what comes out of each A."""
+    """Bytes per patch. Attention: q, k and v before rotation (one tensor), q and k after it, and the output: 6·e·h (in
+    windows of several lengths, their own q, k, v and output, and the output in the order of the patches: 5·e·h). Gated
+    (Qwen2.5-VL): norms for qkv, gate and up, and 4·e·i of the MLP. Else: norms for qkv and the MLP, and what goes into
+    and comes out of the activation, 2·e·i. An adapter: what comes out of each A."""
     size = HALF if set_up.mixed else SINGLE
     gated = vision.family == QWEN2_5
     adapter = size * set_up.lora_rank * (5 if gated else 4)
-    norms = _rms_norms_keep(set_up, 3) if gated else 2 * (SINGLE + size)
+    norms = 2 * _tower_norm_keeps(vision, set_up) + _products_take(set_up, 2, 3 if gated else 2)
     of_mlp = (3 if set_up.fused else 4) if gated else 2
-    return (norms + 7 * size) * vision.hidden + of_mlp * size * vision.intermediate + adapter
+    return (norms + 6 * size) * vision.hidden + of_mlp * size * vision.intermediate + adapter
+
+
+def _mergers_keep(vision: Vision, set_up: TrainerSetUp) -> int:
+    """Bytes per patch. Each merger: its norm, what its first matrix takes, and what goes into and comes out of its
+    activation, h channels each."""
+    size = HALF if set_up.mixed else SINGLE
+    return (1 + vision.deepstack) * (_tower_norm_keeps(vision, set_up) + 3 * size) * vision.hidden
+
+
+def _tower_norm_keeps(vision: Vision, set_up: TrainerSetUp) -> int:
+    """Bytes per channel, without the output. A LayerNorm (Qwen3-VL) keeps its input, which autocast on a GPU makes
+    float32; sharded, there is no autocast."""
+    size = HALF if set_up.mixed else SINGLE
+    if vision.family == QWEN2_5:
+        return _rms_norm_keeps(set_up, size)
+    return size if set_up.sharded else SINGLE
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,6 +146,11 @@ class Shape:
         return self.text.weights + self.vision.weights
 
     @property
+    def outside_layers(self) -> int:
+        """Weights that are in no layer of the decoder and no block of the tower: embedding, head, mergers, …"""
+        return self.computed - self.text.layers * self.text.layer - self.vision.depth * self.vision.block
+
+    @property
     def weights(self) -> int:
         return self.computed if self.stored is None else self.stored
 

@@ -96,22 +96,26 @@ class Work:
 
 
 def update(shape: Shape, load: Load, passes: Passes) -> Work:
-    """Forward passes: one to score, one of the reference, one to train; backward twice the last of them.
-
-    Head and log-softmax are recomputed too where their logits do not fit a chunk; that is left out. With a frozen
-    tower, the operations for the gradient of the decoder's input remain in the backward pass.
-    """
-    text, vision = of_text(shape.text, load), of_vision(shape.vision, load)
+    """Forward passes: one to score, one of the reference, one to train; and the backward pass of the last of them."""
     share = passes.trained_share
     forwards = passes.score + passes.reference * share + share
-    of_training = 2 * share * (text + vision * passes.vision_trains)
+    back = backward(shape, load, passes)
+    return Work(forwards * forward(shape, load) + share * back.model, share * back.recomputed)
+
+
+def backward(shape: Shape, load: Load, passes: Passes) -> Work:
+    """Twice the forward pass, of what trains. passes: which part that is, and whether layers are recomputed.
+
+    Head and log-softmax are recomputed too where their logits do not fit a chunk; that is left out. With a frozen
+    tower, the operations for the gradient of the decoder's input remain.
+    """
+    text, vision = of_text(shape.text, load), of_vision(shape.vision, load) * passes.vision_trains
+    model = 2 * (text + vision)
     if not passes.weights_train:
         pairs = 4 * shape.text.heads * shape.text.head_size * shape.text.layers * load.pairs
-        of_training -= share * (text - pairs)
-        of_training -= share * (vision - _vision_pairs(shape.vision, load)) * passes.vision_trains
+        model -= text - pairs + vision - _vision_pairs(shape.vision, load) * passes.vision_trains
     layers = text - 2 * shape.text.embedding * load.responses
-    again = share * (layers + vision * passes.vision_trains) if passes.recompute else 0.0
-    return Work(forwards * (text + vision) + of_training, again)
+    return Work(model, layers + vision if passes.recompute else 0.0)
 
 
 def seconds(operations: float, gpus: int, peak: float, utilisation: float) -> float:

@@ -23,9 +23,10 @@ def group_advantages(
 ) -> list[float]:
     """Advantages of one group's N trajectories.
 
-    rewards: R_i in [0, 1], N of them; steps: the trajectories' lengths. `level` says what counts once in the mean and
-    (population) std: each step of the group, as in the paper, or each trajectory. `std_normalise` False omits the
-    division (Dr.GRPO). In a group whose rewards are equal, up to `EQUAL`, all advantages are 0.
+    rewards: R_i, N of them, any finite numbers (a world's are in [0, 1]; a length penalty may take them below); steps:
+    the trajectories' lengths. `level` says what counts once in the mean and (population) std: each step of the group,
+    as in the paper, or each trajectory. `std_normalise` False omits the division (Dr.GRPO). In a group whose rewards
+    are equal, up to `EQUAL`, all advantages are 0.
 
     Raises ValueError when the lists differ in length or are empty, or a trajectory has no steps.
     """

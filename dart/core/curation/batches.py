@@ -82,15 +82,11 @@ def balance(samples: Sequence[Sample], ranks: int) -> list[list[Sample]]:
     return shares
 
 
-def cost(samples: Sequence[Sample]) -> float:
-    """What a rank computes for samples that lie trajectory by trajectory and in order, in tokens of the text model.
+def _cost_of(chains: Sequence[Chain]) -> float:
+    """What a rank computes for them, in tokens of the text model.
 
     Each chain costs its tokens, once; their causal attention; and its screenshots' way through the vision tower.
     """
-    return _cost_of(list(_chains(samples)))
-
-
-def _cost_of(chains: Sequence[Chain]) -> float:
     total = 0.0
     for chain in chains:
         tokens = max(sample.tokens for sample in chain)

@@ -2,8 +2,8 @@
 
 A *cause* is short and has no numbers, so that decisions can be counted by it ("all failed"); a *detail* is the
 sentence with the numbers ("all 8 failed"). DART, arXiv 2509.23866, adaptive data curation: a group in which all succeed
-or all fail has no advantage and is dropped; a sample whose oldest token was made more than `max_staleness` versions
-ago is dropped.
+or all fail has no advantage and is dropped; a group is dropped when any of its tokens was sampled more than
+`max_staleness` versions ago.
 """
 
 from __future__ import annotations
@@ -136,7 +136,8 @@ def staleness(trainer_version: int, trajectory: Trajectory) -> int:
 
 
 def start_budget(max_staleness: int, trajectories_per_update: int, rollouts: int, every_updates: int = 1) -> int:
-    """How many trajectories may have begun and not yet be consumed or dropped.
+    """The number of trajectories in the pipeline (begun, or owed by an open group) at which no further group opens; the
+    last one opened may exceed it by N - 1.
 
     A trajectory that starts behind `u` unconsumed ones is trained u / trajectories_per_update updates later, so
     max_staleness batches in the pipeline keep the bound; one batch and one group are always allowed, or no batch could

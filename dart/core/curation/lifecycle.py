@@ -16,7 +16,7 @@ affect the others.
 
 Invariants, which `validate` checks: each group is in one stage and one queue; started = finished + running + to
 be tried again + given up; the counters are the sums over the groups; no roll-out is finished twice and no group is in
-a batch twice; the trajectories that have begun and are not over stay within the budget.
+a batch twice; the trajectories that have begun and are not over exceed the budget by less than one group.
 
 For example, with N = 2 and batches of two trajectories:
 
@@ -85,6 +85,7 @@ class Lifecycle:
         self._failures = failures or Failures()
         self._open = self._closing = self._running = 0
         self._begun = 0
+        """Trajectories that have begun, or that an open group still owes, and are neither consumed nor dropped."""
         """Trajectories of all groups here, which count towards the budget."""
         self._most = self._budget + rules.schedule.rollouts - 1
         """The limit of `_begun`."""
@@ -99,16 +100,6 @@ class Lifecycle:
     @property
     def waiting_trajectories(self) -> int:
         return self._waiting.trajectories
-
-    @property
-    def begun(self) -> int:
-        """Trajectories that have begun, or that an open group still owes, and are neither consumed nor dropped."""
-        return self._begun
-
-    def stage(self, group_id: str) -> Stage | None:
-        """The group's stage; None if it is consumed, dropped or unknown."""
-        group = self._groups.get(group_id)
-        return group.stage if group else None
 
     def situation(self, environments: int) -> Situation:
         return Situation(

@@ -33,11 +33,11 @@ class Order:
     attempt: int = 1
     failed_on: frozenset[str] = frozenset()
     excused: int = 0
-    """Attempts that failed while every other failed, too."""
+    """Attempts that are not held against the roll-out: all up to the last that an outage ended."""
 
     @property
     def hopeless(self) -> bool:
-        """Whether to give up: so many attempts failed, on more than one machine, that the next would fail as well."""
+        """Whether to give up: after MOST_ATTEMPTS on several workers, or MOST_ATTEMPTS_ON_ONE on one."""
         return self.attempt - self.excused >= (MOST_ATTEMPTS_ON_ONE if len(self.failed_on) == 1 else MOST_ATTEMPTS)
 
     def failed(self, worker: str) -> Order:

@@ -15,8 +15,8 @@ from dart.core.types import Step, Task, Trajectory, VersionSpan
 
 @dataclass(slots=True)
 class Entry:
-    """A success that can be pooled. `update`: this run's update count when it came in; `uses`: how often it was
-    used."""
+    """A success that can be pooled. `update`: the newest weight version of its tokens, from which `max_age` counts (one
+    update makes one version); 0 if it was collected. `uses`: how often it was used."""
 
     trajectory_id: str
     task: Task

@@ -18,7 +18,8 @@ from dart.core.types import Task
 
 
 class TaskSampler:
-    """`weight(name)` in (0, 1] is read each time the task has been picked. Each visit has a new seed."""
+    """`weight(name)` in (0, 1] is read each time the task has been picked. Each visit draws a seed, with
+    replacement; 0 for a task of `single`."""
 
     def __init__(
         self,

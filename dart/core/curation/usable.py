@@ -18,7 +18,7 @@ LARGEST_VERSION = 2**63 - 1
 """The largest number that the database holds."""
 
 
-def usable(
+def why_unusable(
     trajectory: Trajectory, vocabulary: int | None = None, advantages: Sequence[float] | None = None
 ) -> str | None:
     """Why the trajectory cannot be trained on; None if it can.

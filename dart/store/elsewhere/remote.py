@@ -34,7 +34,8 @@ class RemoteFiles:
             self._fs, self._root = url_to_fs(url, use_listings_cache=False)
         except (ImportError, ValueError) as error:
             raise UserError(
-                f"{url}: {error}: install the driver of that protocol (for s3://, the extra s3), or use a directory"
+                f"{url}: {error}: install the driver of that protocol (for s3://, the extra s3), or leave out the "
+                "field that names it (run.blobs, checkpoint.upload)"
             ) from None
         except Exception as error:  # the driver's own, for example of a machine without credentials
             raise UserError(

@@ -148,6 +148,8 @@ def _generated(generated: pb.Generated, asked: pb.Generate) -> Violation | None:
         return Violation("Generated.token_ids", f"{count:,} entries", f"1 to {most:,} entries")
     if not 1 <= prompt <= TOKEN_IDS.most:
         return Violation("Generated.prompt_token_ids", f"{prompt:,} entries", f"1 to {TOKEN_IDS.most:,} entries")
+    if generated.cached_tokens > prompt:
+        return Violation("Generated.cached_tokens", f"{generated.cached_tokens:,}", f"at most the prompt's {prompt:,}")
     wanted = 0 if asked.HasField("forced_text") else count
     if len(generated.logprobs) != wanted:
         # Training would take sampled tokens without log-probabilities for on-policy ones.

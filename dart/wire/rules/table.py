@@ -132,6 +132,7 @@ RULES: Mapping[str, Mapping[str, Rule]] = {
         "assignment": One(),
         "prompt_token_ids": TOKEN_IDS,
         "packed_prompt_token_ids": Payload("ids as in prompt_token_ids, in four bytes each"),
+        "cached_tokens": Whole(0, MOST_TOKENS),
         "token_ids": TOKEN_IDS,
         "logprobs": Many(MOST_TOKENS, Real(-math.inf, LOGPROB_TOLERANCE)),
         "versions": Many(MOST_SPANS, One()),

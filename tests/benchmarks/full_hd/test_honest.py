@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from benchmarks import efficiency
+from benchmarks.gpu.models import ui_tars
 from benchmarks.simulation.full_hd import derived
 from benchmarks.simulation.full_hd.prompts import ANSWER, SCREENSHOT, SLIDING, STRIDE_3, SYSTEM, TEMPLATE, History
 from benchmarks.simulation.timings import Timings
+from dart.core.capacity.work import PEAKS
 
 
 def test_a_window_slides_by_one_or_in_blocks() -> None:
@@ -43,8 +45,18 @@ def test_thirty_steps_of_full_hd() -> None:
 def test_seconds_of_a_step_follow_from_operations() -> None:
     assert derived.trainer_seconds(SLIDING) == pytest.approx(0.50, abs=0.03)
     assert derived.trainer_seconds(STRIDE_3) < derived.trainer_seconds(SLIDING) / 2
-    assert derived.trainer_seconds(STRIDE_3, frozen=True) < derived.trainer_seconds(STRIDE_3)
+    assert derived.trainer_seconds(STRIDE_3, "language model") < derived.trainer_seconds(STRIDE_3)
     assert derived.prefill_seconds(STRIDE_3) < derived.prefill_seconds(SLIDING) / 2
+
+
+def test_an_adapters_step_lacks_the_products_for_gradients_of_weights() -> None:
+    """A backward pass through a product of matrices has two of its size, and one of them is for the weights."""
+    load, text = STRIDE_3.training(derived.STEPS), ui_tars().text
+    products = load.tokens * 2 * text.layers * text.layer_matrices + 2 * text.embedding * load.responses
+    saved = products / (derived.GPUS * PEAKS["H100"] * derived.UTILISATION) / derived.STEPS
+    frozen, lora = (derived.trainer_seconds(STRIDE_3, trains) for trains in ("language model", "adapter"))
+    assert lora == pytest.approx(frozen - saved)
+    assert derived.NAMED["honest-stride3-lora"].sync == derived.NAMED["honest-stride3"].sync
 
 
 def test_set_ups_without_a_name_have_their_timings_as_ever() -> None:

@@ -17,9 +17,9 @@ import pytest
 from click.testing import CliRunner
 from fleet_samples import World, fleet, replica, screen
 from PIL import Image as Picture
-from store_samples import trajectory
-from test_coordinator_data import CONFIG as TRAINING
-from test_coordinator_data import Rig
+from run_processes.data_rig import CONFIG as TRAINING
+from run_processes.data_rig import Rig
+from store_samples import fates, trajectory
 
 from dart import config
 from dart.agent.grammar import make_grammar
@@ -108,7 +108,7 @@ async def test_the_oracles_successes_are_kept_and_its_failures_counted(tmp_path:
         kept = await database.newest_successes()
         assert len(kept) == 6
         assert {success.task.seed % 2 for success in kept} == {0}
-        assert await database.fates() == {"collected": 6}
+        assert await fates(database) == {"collected": 6}
         stored = await database.trajectory(kept[0].trajectory_id, with_images=True)
         assert stored is not None
         (step,) = stored.trajectory.steps
@@ -291,7 +291,7 @@ async def test_what_was_collected_stands_in_where_all_fail_and_a_restart_needs_i
     made = await collected(tmp_path / "made", tasks)
     (tmp_path / "run").mkdir()
     async with Rig(tmp_path / "run", training_with(made)) as rig:
-        assert await rig.database.fates() == {"collected": 2}, "of this run's tasks"
+        assert await fates(rig.database) == {"collected": 2}, "of this run's tasks"
         assert rig.events("pool_filled")[0]["successes"] == 2
         failed = await rig.group(False, False, False, False)
         (used,) = rig.events("pooled")

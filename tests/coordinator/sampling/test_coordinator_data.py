@@ -3,106 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from run_processes.data_rig import CONFIG, Rig, rolled_out
+from store_samples import fates
 
 from dart import config
-from dart.coordinator.fleet.environments import EnvPool
-from dart.coordinator.fleet.sessions import Fleet, InfrastructureError
-from dart.coordinator.sampling.data import DataManager
-from dart.coordinator.service.journal import Journal
+from dart.coordinator.fleet.sessions import InfrastructureError
 from dart.core.curation.batches import ReleasedGroup, samples_of
 from dart.core.curation.orders import FAILING_SECONDS, Order
 from dart.core.curation.submitted import NotWanted
-from dart.core.progress import Progress
-from dart.core.types import Generation, Image, Step, Task, Termination, Trajectory, VersionSpan
+from dart.core.types import Image, Task
 from dart.core.usage import EnvState
 from dart.errors import UserError
 from dart.store.blobs import BlobUnreachable
-from dart.store.database import Database, sqlite_url
 from dart.store.records import GroupState
 from dart.wire.convert import sample_to_proto
-
-CONFIG = config.parse(
-    {
-        "model": {"path": "builtin:tiny-qwen3vl"},
-        "environment": {"tasks": {"names": ["click-color"]}},
-        "curation": {"rollouts": 4, "step_limit": 9, "max_staleness": 2,
-                     "dynamic_rollouts": {"minimum": 2, "window": 4},
-                     "dynamic_length": {"margin": 1, "floor": 2}},
-        "trainer": {"trajectories_per_update": 8},
-        "stop": {"updates": 1},
-    }
-)  # fmt: skip
-
-
-ENVIRONMENTS = 16
-
-
-def environments() -> EnvPool:
-    pool = EnvPool(Fleet(60.0))
-    pool.slots = ENVIRONMENTS
-    return pool
-
-
-def rolled_out(order: Order, success: bool, version: int = 0, steps: int = 2) -> Trajectory:
-    image = Image.of(order.trajectory_id.encode(), "image/png", 2, 2)
-    generation = Generation((1, 2), (3, 4), (-0.5, -0.25), (VersionSpan(version, 0, 2),), "t")
-    made = tuple(Step(index, (image,), generation, None) for index in range(steps))
-    return Trajectory(order.trajectory_id, order.group_id, order.task, "do", made, Termination.ENVIRONMENT,
-                      float(success), success, order.step_limit, 0.0, float(order.trajectory_id[-1]))  # fmt: skip
-
-
-class Rig:
-    """A data manager over a run directory; a second one over the same directory is a restart."""
-
-    def __init__(self, directory: Path, settings: config.Config = CONFIG) -> None:
-        self.directory, self.settings = directory, settings
-
-    async def __aenter__(self) -> Rig:
-        new = not (self.directory / "run.db").exists()
-        self.database = await Database.open(sqlite_url(self.directory / "run.db"), self.directory / "blobs")
-        if new:
-            await self.database.start_run("run-1", "test", {}, started=0.0)
-        self.progress, self.envs = Progress(100), environments()
-        self.journal = Journal(self.directory / "metrics.jsonl", await self.database.last_sequence() + 1)
-        self.data = DataManager(
-            self.settings, self.database, self.progress, self.journal, "miniwob", await self.database.group_count() + 1,
-            self.envs,
-        )  # fmt: skip
-        await self.data.prepare()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self.journal.close()
-        await self.database.close()
-
-    async def order(self) -> Order:
-        async with asyncio.timeout(60):
-            order = await self.data.next()
-        assert order is not None
-        return order
-
-    async def group(self, *outcomes: bool, version: int = 0, steps: int = 2) -> list[Order]:
-        orders = [await self.order() for _ in outcomes]
-        assert len({order.group_id for order in orders}) == 1
-        for order, success in zip(orders, outcomes, strict=True):
-            await self.data.finished(order, rolled_out(order, success, version, steps))
-        return orders
-
-    async def batch(self, version: int = 0) -> list[Any]:
-        async with asyncio.timeout(60):
-            return await self.data.next_batch(version)
-
-    def events(self, kind: str) -> list[dict[str, Any]]:
-        self.journal._file.flush()
-        lines = (self.directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        return [event for event in map(json.loads, lines) if event["event"] == kind]
 
 
 async def test_groups_are_judged_once_with_reasons(tmp_path: Path) -> None:
@@ -111,7 +31,7 @@ async def test_groups_are_judged_once_with_reasons(tmp_path: Path) -> None:
         await rig.group(True, False, True, False)
         assert [event["reason"] for event in rig.events("group")] == ["all 4 failed", "2 of 4 succeeded"]
         assert dict(rig.progress.counts.fates) == {"dropped: all failed": 4}
-        assert await rig.database.fates() == {"dropped: all failed": 4, "pending": 4}
+        assert await fates(rig.database) == {"dropped: all failed": 4, "pending": 4}
         (group,) = await rig.database.unfinished_groups((GroupState.RELEASED,))
         assert group.detail == "2 of 4 succeeded"
 
@@ -130,8 +50,7 @@ async def test_a_pooled_success_stands_in_for_one_failure(tmp_path: Path) -> Non
         image = copy.steps[0].images[0]
         assert (image.sha256, image.data) == (Image.of(b"g000001-1", "image/png", 1, 1).sha256, b""), "without bytes"
         await rig.data.consumed([first, second], 1, 1)
-        fates = await rig.database.fates()
-        assert fates == {"trained": 8, "dropped: replaced by a pooled success": 1}
+        assert await fates(rig.database) == {"trained": 8, "dropped: replaced by a pooled success": 1}
         # dropped + trained = finished + pooled
         assert (
             sum(rig.progress.counts.fates.values())

@@ -12,8 +12,8 @@ from typing import Any, cast
 
 import pytest
 from click.testing import CliRunner, Result
-from store_samples import trajectory
-from test_coordinator_data import Rig, environments
+from run_processes.data_rig import Rig, environments
+from store_samples import fates, trajectory
 
 from dart.cli import main
 from dart.commands import evaluate as command
@@ -37,7 +37,7 @@ from dart.errors import UserError
 from dart.job import Address, Evaluate
 from dart.rundir import RunDirectory
 from dart.store.database import Database, sqlite_url
-from dart.store.records import EVALUATED, GroupState, RunState
+from dart.store.records import GroupState, RunState
 
 MINIWOB = Path(__file__).parents[3] / "configs" / "miniwob_cpu.yaml"
 SMALL = ("--tasks", "click-dialog,enter-text", "--seeds", "2000000:2000003", "--samples", "2")
@@ -198,7 +198,7 @@ async def test_a_training_run_evaluates_with_each_decoding_once(
         assert await database.group("eval-after-greedy-v7-click-color") is not None
         # Killed, resumed from a checkpoint before it, and trained to the same version: these are other weights.
         for version in (7, 5, 6, 7):
-            journal.event("update", version=version)
+            journal.event("update", update=version, version=version)
         again = evaluations.Evaluations(config, database, environments(), policy, journal, Failures(), {})
         await again.trained("after", 7)
         assert temperatures == [0.0, 0.5, 0.0, 0.5, 0.0], "no episode of the weights that were given up counts"
@@ -223,14 +223,14 @@ async def test_an_evaluation_that_was_cut_off_goes_on_and_every_episode_has_its_
     async with Rig(tmp_path) as rig:
         await evaluated(rig, 5)
     async with Rig(tmp_path) as again:  # which trains, before it evaluates
-        assert await again.database.fates() == {EVALUATED: 5}
+        assert await fates(again.database) == {"evaluated": 5}
         source = await evaluated(again, 6)
         assert len(source.outcomes) == source.total == 6
         await source.close()
-        assert await again.database.fates() == {EVALUATED: 6}
+        assert await fates(again.database) == {"evaluated": 6}
         for name in ("a", "b"):
             group = await again.database.group(f"eval-after-{name}")
-            assert group and (group.state, group.detail) == (GroupState.EVALUATED, EVALUATED) and group.closed
+            assert group and (group.state, group.detail) == (GroupState.EVALUATED, "evaluated") and group.closed
     async with Rig(tmp_path) as third:
         assert (await evaluated(third, 6)).total == 6, "it is over, and nothing of it is made again"
 

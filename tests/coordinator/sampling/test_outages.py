@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from run_processes.told import events
 
 from benchmarks.simulation import virtual_time
 from benchmarks.simulation.store import NoDatabase
@@ -141,14 +142,13 @@ def test_an_outage_is_waited_out(job: str, fails: str, tmp_path: Path) -> None:
     after = 0 if job == "train" else WORKED  # what has worked in training counts in the evaluation after it
     summary, seconds = worked(JOBS[job], tmp_path, fails, after)
     assert seconds > OUTAGE_SECONDS
-    events = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     if job == "collect":
         tallies = summary["collected"]["per_task"].values()
         assert all(tally["kept"] == 20 or tally["attempts"] == 60 for tally in tallies)
     else:
-        (success,) = [event for event in events if event["event"] == "evaluation"]
+        (success,) = events(tmp_path / "metrics.jsonl", "evaluation")
         assert success["episodes"] == EPISODES and success["infrastructure_attempts"] > 0
-    assert any(event["event"] == "stalled" for event in events), "it is told while it lasts"
+    assert events(tmp_path / "metrics.jsonl", "stalled"), "it is told while it lasts"
 
 
 @pytest.mark.parametrize("job", ["evaluate", "collect"])
@@ -193,8 +193,7 @@ def test_attempts_that_the_world_could_not_judge_are_told(tmp_path: Path, monkey
 @pytest.mark.parametrize("code", [pb.FAILURE_CODE_ENVIRONMENT, pb.FAILURE_CODE_TASK])
 def test_a_task_that_never_works_is_quarantined_in_training(code: int, tmp_path: Path) -> None:
     worked(JOBS["train"], tmp_path, broken="task-1", code=code)
-    events = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    quarantines = [event for event in events if event["event"] == "task_quarantined"]
+    quarantines = events(tmp_path / "metrics.jsonl", "task_quarantined")
     assert quarantines and {event["task"] for event in quarantines} == {"task-1"}
     assert all("the cloud is gone" in event["why"] for event in quarantines)
     seconds = [event["seconds"] for event in quarantines]

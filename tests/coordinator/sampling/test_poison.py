@@ -6,7 +6,6 @@ None of it may end a run, nor come back after each restart to end it again.
 from __future__ import annotations
 
 import asyncio
-import json
 import shutil
 import signal
 import sqlite3
@@ -16,105 +15,23 @@ from typing import Any
 
 import pytest
 from run_processes import killed_run
-from test_coordinator_data import CONFIG, Rig, rolled_out
+from run_processes.data_rig import CONFIG, Rig, rolled_out
+from run_processes.told import events, recorded
 
 from benchmarks.simulation import cluster
 from benchmarks.simulation.cluster import DECOUPLED, SetUp, simulate
 from benchmarks.simulation.timings import Timings
 from benchmarks.simulation.workers import SimulatedTrainer
-from dart.coordinator.fleet.sessions import Fleet, Worker
 from dart.coordinator.sampling.data import MOST_LOSSES
-from dart.coordinator.service.journal import Journal
-from dart.coordinator.training import ranks as ranks_module
-from dart.coordinator.training.ranks import TrainerLost, TrainerRanks, UnusableGroup, UpdateRefused
+from dart.coordinator.training.ranks import TrainerLost
 from dart.coordinator.training.updates import SKIPPED
 from dart.core.curation.batches import ReleasedGroup
-from dart.core.curation.orders import Order
-from dart.core.types import Task
 from dart.errors import UserError
 from dart.rundir import RunDirectory
-from dart.screenshots.stored import StoredScreenshots
 from dart.store.records import GroupState
 from dart.v1 import session_pb2 as pb
 
 # ---- the trainer's refusals ----
-
-
-class Trainer:
-    """Ranks that answer as the test says; the batch has two groups of one trajectory each, "g1" and "g2"."""
-
-    def __init__(self, size: int) -> None:
-        fleet = self.fleet = Fleet(60.0)
-        self.ranks = TrainerRanks(fleet, size, StoredScreenshots(None))
-        self.workers: list[Worker] = []
-        for rank in range(size):
-            hello = pb.Hello(worker_id=f"train-{rank}", instance_id=f"i{rank}", role=pb.ROLE_TRAIN,
-                             rank=rank, world_size=size)  # fmt: skip
-            worker, _ = fleet.admit(hello)
-            fleet.became_ready(worker, pb.Ready(slots=1, shares_blobs=True))
-            self.workers.append(worker)
-        orders = [Order(f"{name}-1", name, Task("s", "a"), 5) for name in ("g1", "g2")]
-        self.batch = [ReleasedGroup.evenly(one.group_id, (rolled_out(one, True),), (1.0,)) for one in orders]
-
-    async def page(self, rank: int = 0) -> pb.TrainBatch:
-        async with asyncio.timeout(60):
-            return (await self.workers[rank].outbox.get()).train_batch
-
-    def refuse(self, page: pb.TrainBatch, code: pb.FailureCode, why: str, rank: int = 0) -> None:
-        failure = pb.Failure(assignment=page.assignment, code=code, message=why)
-        self.fleet.receive(self.workers[rank], pb.SessionRequest(failure=failure))
-
-    def trained(self, page: pb.TrainBatch, rank: int = 0) -> None:
-        reply = pb.Trained(assignment=page.assignment, update=page.update, weight_version=1)
-        self.fleet.receive(self.workers[rank], pb.SessionRequest(trained=reply))
-
-
-async def test_a_sample_that_is_named_costs_its_group() -> None:
-    trainer = Trainer(1)
-    update = asyncio.create_task(trainer.ranks.update(4, trainer.batch))
-    trainer.refuse(await trainer.page(), pb.FAILURE_CODE_INVALID, "sample g2-1/0 has token 900")
-    with pytest.raises(UnusableGroup, match="the trainer refuses: train-0: sample g2-1/0 has token 900") as caught:
-        await update
-    assert caught.value.group.id == "g2"
-    again = asyncio.create_task(trainer.ranks.update(4, trainer.batch[:1]))
-    page = await trainer.page()
-    assert page.assignment.attempt == 2, "a rank answers each attempt of an update once"
-    trainer.trained(page)
-    assert (await again).weight_version == 1
-
-
-async def test_a_batch_is_refused_when_the_trainer_refuses_it_twice() -> None:
-    trainer = Trainer(1)
-    update = asyncio.create_task(trainer.ranks.update(1, trainer.batch))
-    trainer.refuse(await trainer.page(), pb.FAILURE_CODE_TRAINER, "the gradient's norm is nan")
-    trainer.trained(await trainer.page())
-    assert (await update).weight_version == 1, "once may have been chance"
-    update = asyncio.create_task(trainer.ranks.update(2, trainer.batch))
-    for _ in range(2):
-        trainer.refuse(await trainer.page(), pb.FAILURE_CODE_TRAINER, "the gradient's norm is nan")
-    with pytest.raises(UpdateRefused, match="the trainer refuses: train-0: the gradient's norm is nan"):
-        await update
-
-
-async def test_the_rank_that_knows_why_is_heard_whoever_answers_first() -> None:
-    trainer = Trainer(2)
-    update = asyncio.create_task(trainer.ranks.update(1, trainer.batch))
-    trainer.refuse(await trainer.page(1), pb.FAILURE_CODE_TRAINER, "another rank could not read its samples", 1)
-    await asyncio.sleep(0)
-    trainer.refuse(await trainer.page(0), pb.FAILURE_CODE_INVALID, "sample g1-1/0 has no tokens")
-    with pytest.raises(UnusableGroup) as caught:
-        await update
-    assert caught.value.group.id == "g1"
-
-
-async def test_ranks_that_do_not_give_up_together_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks_module, "REFUSAL_SECONDS", 0.05)
-    trainer = Trainer(2)
-    update = asyncio.create_task(trainer.ranks.update(1, trainer.batch))
-    trainer.refuse(await trainer.page(1), pb.FAILURE_CODE_TRAINER, "the GPU fell off the bus", 1)
-    with pytest.raises(TrainerLost, match="the trainer stopped: train-1: the GPU fell off the bus") as caught:
-        await update
-    assert not isinstance(caught.value, UpdateRefused)
 
 
 SET_UP = SetUp("small", environments=24, replicas=2, trajectories_per_update=16, tasks=12, rollouts=4)
@@ -144,12 +61,10 @@ class Picky(SimulatedTrainer):
 
 def test_a_run_goes_on_without_what_the_trainer_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "SimulatedTrainer", Picky)
-    events: list[tuple[str, dict[str, Any]]] = []
-    record = Journal.event
-    monkeypatch.setattr(Journal, "event", lambda self, kind, **f: (events.append((kind, f)), record(self, kind, **f)))
+    told = recorded(monkeypatch)
     summary = simulate(SET_UP, DECOUPLED, Timings(), hours=1.0)
     assert summary["updates"] > 4
-    refused = [fields for kind, fields in events if kind == "group" and fields["cause"] == "cannot be trained on"]
+    refused = [one for one in told if one["event"] == "group" and one["cause"] == "cannot be trained on"]
     assert refused[0]["group"] == Picky.named and Picky.unnamed in {one["group"] for one in refused[1:]}
     why = f"the trainer refuses: train: sample {Picky.named}-2/0 has token 9999"
     assert refused[0]["reason"] == f"cannot be trained on: {why}"
@@ -183,12 +98,10 @@ class Mortal(SimulatedTrainer):
 
 def test_what_the_trainer_was_lost_with_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "SimulatedTrainer", Mortal)
-    events: list[tuple[str, dict[str, Any]]] = []
-    record = Journal.event
-    monkeypatch.setattr(Journal, "event", lambda self, kind, **f: (events.append((kind, f)), record(self, kind, **f)))
+    told = recorded(monkeypatch)
     with pytest.raises(TrainerLost):
         simulate(SET_UP, DECOUPLED, Timings(), hours=6.0)
-    ((_, lost),) = [event for event in events if event[0] == "trainer_lost"]
+    (lost,) = [event for event in told if event["event"] == "trainer_lost"]
     assert len(lost["groups"]) >= 4 and len(set(lost["groups"])) == len(lost["groups"])
 
 
@@ -213,13 +126,12 @@ async def test_a_skipped_update_costs_its_batch_for_good(tmp_path: Path, monkeyp
         async with asyncio.timeout(killed_run.HANG_SECONDS):
             summary = await killed_run.work(run, updates=3)
     assert summary["updates"] == 3, "it counts"
-    told = [json.loads(line) for line in (run.path / "told.jsonl").read_text().splitlines()]
+    told = killed_run.told(run)
     (skipped,) = [set(line["groups"]) for line in told if line.get("trained") == 3]
-    events = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
-    assert [one["why"] for one in events if one["event"] == "trainer_remark"] == [
+    assert [one["why"] for one in events(run.metrics, "trainer_remark")] == [
         "the gradient's norm is nan: the optimiser's step was skipped"
     ]
-    assert [one["trainer"].get("steps_taken") for one in events if one["event"] == "update"] == [None, None, 0]
+    assert [one["trainer"].get("steps_taken") for one in events(run.metrics, "update")] == [None, None, 0]
     with closing(sqlite3.connect(run.database)) as connection:
         query = "select g.id, count(*) from groups g join trajectories t on t.group_id = g.id where g.fate = ? "
         query += "and t.fate = 'dropped: cannot be trained on' group by g.id"
@@ -234,7 +146,7 @@ async def test_a_skipped_update_costs_its_batch_for_good(tmp_path: Path, monkeyp
     async with asyncio.timeout(killed_run.HANG_SECONDS):
         summary = await killed_run.work(run, updates=5)
     assert summary["updates"] == 5 and summary["dropped"]["cannot be trained on"] == sum(found.values())
-    later = [json.loads(line) for line in (run.path / "told.jsonl").read_text().splitlines()][len(told) :]
+    later = killed_run.told(run)[len(told) :]
     assert {"resumed": 2} in later and [line["trained"] for line in later if "trained" in line] == [3, 4, 5]
     assert not skipped & {group for line in later if "trained" in line for group in line["groups"]}
 
@@ -325,7 +237,7 @@ async def test_a_resumed_run_makes_updates_though_all_that_waits_is_poisoned(
     async with asyncio.timeout(killed_run.HANG_SECONDS):
         summary = await killed_run.work(run, updates=4)
     assert summary["updates"] == 4
-    lines = [json.loads(line) for line in (run.path / "told.jsonl").read_text().splitlines()]
+    lines = killed_run.told(run)
     (resumed,) = [number for number, line in enumerate(lines) if "resumed" in line]
     made = {line["trained"]: line["groups"] for line in lines[resumed:] if "trained" in line}
     assert list(made) == [3, 4], "after version 2, of which the newest checkpoint is"

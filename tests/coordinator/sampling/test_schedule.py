@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
-from test_coordinator_data import CONFIG, ENVIRONMENTS, Rig, rolled_out
+from run_processes.data_rig import CONFIG, ENVIRONMENTS, Rig, rolled_out
 
 from dart import config
 from dart.coordinator.fleet.environments import EnvPool

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from run_processes.told import events
 from store_samples import trajectory
 
 from dart import config
@@ -178,8 +179,7 @@ def test_the_oracle_is_imitated(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     (run,) = (tmp_path / "runs").iterdir()
     assert {log.name for log in (run / "logs").iterdir()} == {"train.log"}, "neither environments nor replicas started"
-    events = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    losses = [event["trainer"]["loss"] for event in events if event["event"] == "update"]
+    losses = [event["trainer"]["loss"] for event in events(run / "metrics.jsonl", "update")]
     assert len(losses) == 12 and losses[-1] < 0.7 * losses[0]
     summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
     assert summary["trained"] == 12 * 16 and summary["trajectories"] == 0

@@ -7,9 +7,9 @@ import sqlite3
 from pathlib import Path
 
 import pytest
+from run_processes.data_rig import CONFIG as TRAINING
+from run_processes.data_rig import Rig
 from test_collect import collected, training_with
-from test_coordinator_data import CONFIG as TRAINING
-from test_coordinator_data import Rig
 
 from dart.config import Config
 from dart.core.types import Task

@@ -6,20 +6,22 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from dart.coordinator.fleet.sessions import CommandFailed, Fleet, Worker
-from dart.coordinator.training.pages import MOST_BYTES, PAGE_BYTES, TooLarge, pages_of
-from dart.coordinator.training.ranks import TrainerLost, TrainerRanks, UnusableGroup, UpdateRefused
+from dart.coordinator.training.pages import PAGE_BYTES, TooLarge, pages_of
+from dart.coordinator.training.ranks import NotSaved, TrainerLost, TrainerRanks, UnusableGroup, UpdateRefused
 from dart.core.curation.batches import ReleasedGroup, samples_of
 from dart.core.types import Generation, Image, Sample, Step, Task, Termination, Trajectory, VersionSpan
 from dart.screenshots.stored import StoredScreenshots
 from dart.v1 import session_pb2 as pb
 from dart.v1 import weights_pb2
-from dart.wire.channel import MAX_MESSAGE_BYTES
+from dart.wire.channel import MAX_MESSAGE_BYTES, ROOM_BYTES
 
 GENERATION = Generation((1,) * 50, (3, 4), (-0.5, -0.25), (VersionSpan(0, 0, 2),), "t")
+HANG_SECONDS = 60
 ONCE, APART = ("images_once",), ("images_once", "images_apart")
 
 
@@ -78,7 +80,7 @@ def test_what_fits_into_no_message_is_told_by_name() -> None:
         pages_of(samples_of([group("g", member("t0", 1, 10, generation=tokens))]), pb.Hello(capabilities=APART))
     assert caught.value.trajectories == ("t0",)
     with pytest.raises(TooLarge, match="has a screenshot of"):
-        pages_of(samples(1, 1, MOST_BYTES), pb.Hello(capabilities=APART))
+        pages_of(samples(1, 1, ROOM_BYTES), pb.Hello(capabilities=APART))
 
 
 def test_a_share_without_samples_is_one_empty_page() -> None:
@@ -107,15 +109,21 @@ class Trainer:
         self.fleet.became_ready(worker, pb.Ready(slots=1))
         return worker
 
+    def update(self, number: int, batch: list[ReleasedGroup]) -> asyncio.Task[pb.Trained]:
+        return asyncio.create_task(asyncio.wait_for(self.ranks.update(number, batch), HANG_SECONDS))
+
     async def asked(self, rank: int = 0) -> pb.TrainBatch:
         """The last page of the next batch."""
-        while True:
-            page = (await self.workers[rank].outbox.get()).train_batch
-            if page.page + 1 == page.pages:
-                return page
+        async with asyncio.timeout(HANG_SECONDS):
+            while True:
+                page = (await self.workers[rank].outbox.get()).train_batch
+                if page.page + 1 == page.pages:
+                    return page
 
-    def fail(self, page: pb.TrainBatch, code: pb.FailureCode, *names: str, rank: int = 0) -> None:
-        failure = pb.Failure(assignment=page.assignment, code=code, message="what it says", trajectory_ids=names)
+    def fail(
+        self, page: pb.TrainBatch, code: pb.FailureCode, *names: str, rank: int = 0, why: str = "what it says"
+    ) -> None:
+        failure = pb.Failure(assignment=page.assignment, code=code, message=why, trajectory_ids=names)
         self.fleet.receive(self.workers[rank], pb.SessionRequest(failure=failure))
 
     def train(self, page: pb.TrainBatch, *remarks: str, rank: int = 0) -> None:
@@ -130,17 +138,26 @@ def batch() -> Iterator[list[ReleasedGroup]]:
     yield [group(name, member(f"{name}-1", 2, 10), member(f"{name}-2", 2, 10)) for name in ("a", "b")]
 
 
-@pytest.mark.parametrize("code", [pb.FAILURE_CODE_INVALID, pb.FAILURE_CODE_UNKNOWN_IMAGE])
-async def test_a_group_that_the_trainer_names_is_unusable(batch: list[ReleasedGroup], code: pb.FailureCode) -> None:
+@pytest.mark.parametrize(
+    ("code", "names", "why"),
+    [
+        (pb.FAILURE_CODE_INVALID, ("b-2",), "what it says"),
+        (pb.FAILURE_CODE_UNKNOWN_IMAGE, ("b-2",), "what it says"),
+        (pb.FAILURE_CODE_INVALID, (), "sample b-2/0 has token 900"),  # a trainer that is too old to send ids
+    ],
+)
+async def test_a_group_that_the_trainer_names_is_unusable(
+    batch: list[ReleasedGroup], code: pb.FailureCode, names: tuple[str, ...], why: str
+) -> None:
     trainer = Trainer()
-    update = asyncio.create_task(trainer.ranks.update(1, batch))
+    update = trainer.update(1, batch)
     first = await trainer.asked()
-    trainer.fail(first, code, "b-2")
-    with pytest.raises(UnusableGroup, match="what it says") as caught:
+    trainer.fail(first, code, *names, why=why)
+    with pytest.raises(UnusableGroup, match=f"the trainer refuses: train-0: {why}") as caught:
         await update
     assert caught.value.group is batch[1]
     # The rest is another batch of the same update, which the worker must not take for the one that it has answered.
-    again = asyncio.create_task(trainer.ranks.update(1, batch[:1]))
+    again = trainer.update(1, batch[:1])
     second = await trainer.asked()
     assert second.assignment.attempt > first.assignment.attempt
     trainer.train(second)
@@ -155,17 +172,21 @@ async def test_a_batch_that_is_refused_without_a_name_is_tried_once_more(
     batch: list[ReleasedGroup], code: pb.FailureCode, names: tuple[str, ...]
 ) -> None:
     trainer = Trainer()
-    update = asyncio.create_task(trainer.ranks.update(1, batch))
+    update = trainer.update(1, batch)
+    trainer.fail(await trainer.asked(), code, *names)
+    trainer.train(await trainer.asked())
+    assert (await update).weight_version == 1, "once may have been chance"
+    update = trainer.update(2, batch)
     for _ in range(2):
         trainer.fail(await trainer.asked(), code, *names)
-    with pytest.raises(UpdateRefused, match="what it says"):
+    with pytest.raises(UpdateRefused, match="the trainer refuses: train-0: what it says"):
         await update
 
 
 async def test_what_failed_is_not_remembered_for_the_rest_of_the_run(batch: list[ReleasedGroup]) -> None:
     trainer = Trainer()
     (worker,) = trainer.workers
-    update = asyncio.create_task(trainer.ranks.update(1, batch))
+    update = trainer.update(1, batch)
     for _ in range(2):
         trainer.fail(await trainer.asked(), pb.FAILURE_CODE_TRAINER)
     with pytest.raises(UpdateRefused):
@@ -182,26 +203,45 @@ async def test_what_failed_is_not_remembered_for_the_rest_of_the_run(batch: list
 
 async def test_a_trainer_that_is_beyond_repair_ends_the_run_at_once(batch: list[ReleasedGroup]) -> None:
     trainer = Trainer()
-    update = asyncio.create_task(trainer.ranks.update(1, batch))
+    update = trainer.update(1, batch)
     trainer.fail(await trainer.asked(), pb.FAILURE_CODE_BROKEN)
-    with pytest.raises(TrainerLost, match="what it says: look at logs") as caught:
+    with pytest.raises(TrainerLost, match="what it says: look at logs"):
         await update
-    assert not isinstance(caught.value, UpdateRefused)
 
 
-async def test_any_rank_may_name_the_group(batch: list[ReleasedGroup]) -> None:
+async def test_ranks_that_do_not_give_up_together_are_lost(
+    batch: list[ReleasedGroup], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dart.coordinator.training.ranks.REFUSAL_SECONDS", 0.05)
     trainer = Trainer(ranks=2)
-    update = asyncio.create_task(trainer.ranks.update(1, batch))
-    trainer.fail(await trainer.asked(0), pb.FAILURE_CODE_TRAINER, rank=0)
-    trainer.fail(await trainer.asked(1), pb.FAILURE_CODE_INVALID, "a-1", rank=1)
-    with pytest.raises(UnusableGroup) as caught:
+    update = trainer.update(1, batch)
+    trainer.fail(await trainer.asked(1), pb.FAILURE_CODE_TRAINER, rank=1)
+    with pytest.raises(TrainerLost, match="the trainer stopped: train-1: what it says"):
+        await update
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+@pytest.mark.parametrize("knows", [0, 1])
+async def test_the_rank_that_names_the_group_is_heard_whoever_answers_first(
+    batch: list[ReleasedGroup], knows: int, order: tuple[int, int]
+) -> None:
+    trainer = Trainer(ranks=2)
+    update = trainer.update(1, batch)
+    for rank in order:
+        page = await trainer.asked(rank)
+        if rank == knows:
+            trainer.fail(page, pb.FAILURE_CODE_INVALID, "a-1", rank=rank)
+        else:
+            trainer.fail(page, pb.FAILURE_CODE_TRAINER, rank=rank, why="another rank could not read its samples")
+        await asyncio.sleep(0)
+    with pytest.raises(UnusableGroup, match="what it says") as caught:
         await update
     assert caught.value.group is batch[0]
 
 
 async def test_what_any_rank_remarks_is_told(batch: list[ReleasedGroup]) -> None:
     trainer = Trainer(ranks=2)
-    update = asyncio.create_task(trainer.ranks.update(1, batch))
+    update = trainer.update(1, batch)
     trainer.train(await trainer.asked(0), "one thing", rank=0)
     trainer.train(await trainer.asked(1), "another", rank=1)
     assert list((await update).remarks) == ["one thing", "another"]
@@ -219,8 +259,23 @@ async def test_a_sample_that_fits_into_no_message_makes_its_group_unusable_befor
 
 async def test_a_rank_that_leaves_ends_the_run(batch: list[ReleasedGroup]) -> None:
     trainer = Trainer(ranks=2)
-    update = asyncio.create_task(trainer.ranks.update(1, batch))
+    update = trainer.update(1, batch)
     await trainer.asked(0)
     trainer.fleet.lose(trainer.workers[1], "it went silent")
     with pytest.raises(TrainerLost, match="a rank is gone"):
         await update
+
+
+@pytest.mark.parametrize("version", [4, 5, 6])
+async def test_a_checkpoint_of_older_weights_than_the_trainer_has_made_is_none(version: int) -> None:
+    trainer = Trainer()
+    (worker,) = trainer.workers
+    saving = asyncio.create_task(trainer.ranks.save(Path("checkpoint"), 5))
+    asked = (await worker.outbox.get()).save_checkpoint
+    saved = pb.CheckpointSaved(assignment=asked.assignment, path=asked.path, weight_version=version)
+    trainer.fleet.receive(worker, pb.SessionRequest(checkpoint_saved=saved))
+    if version < 5:
+        with pytest.raises(NotSaved, match="saved version 4, although it has made version 5"):
+            await saving
+    else:
+        assert (await saving).weight_version == version

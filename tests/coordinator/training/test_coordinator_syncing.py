@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,14 +14,16 @@ from typing import Any
 
 import pytest
 from fleet_samples import replica, screen
+from run_processes.told import events
 
+from benchmarks.simulation import virtual_time
 from dart import config
 from dart.agent.prompt import build_prompt
 from dart.coordinator.fleet.replicas import RolloutPool
 from dart.coordinator.fleet.sessions import Fleet, Worker
 from dart.coordinator.service.journal import Journal
 from dart.coordinator.training.ranks import TrainerRanks
-from dart.coordinator.training.syncing import WeightSync
+from dart.coordinator.training.syncing import SETTLE_TIMEOUTS, WeightSync
 from dart.core.fleet.invariants import validate
 from dart.core.fleet.replica import Request
 from dart.core.fleet.replicas import Replicas
@@ -47,7 +48,7 @@ REPLIES = {
 
 @dataclass
 class Stage:
-    """One replica and one trainer; `seen` has each command they got, and whether the replica was in the rotation."""
+    """Replicas and one trainer; `seen` has each command they got, and whether "replica" was in the rotation."""
 
     sync: WeightSync
     pool: RolloutPool
@@ -62,6 +63,8 @@ class Stage:
     go_on: asyncio.Event = field(default_factory=asyncio.Event)
     holds: Callable[[Any], bool] = lambda command: False
     fails: Callable[[Any], bool] = lambda command: False
+    seconds: float = 0.0
+    """What each command takes."""
 
     @property
     def replicas(self) -> Replicas[Worker]:
@@ -69,8 +72,7 @@ class Stage:
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         self.journal.flush_lines()
-        lines = [json.loads(line) for line in self.metrics.read_text().splitlines()]
-        return [line for line in lines if line["event"] == kind]
+        return events(self.metrics, kind)
 
     @property
     def serves(self) -> bool:
@@ -88,6 +90,7 @@ class Stage:
             if self.holds(command):
                 self.sending.set()
                 await self.go_on.wait()
+            await asyncio.sleep(self.seconds)
             failure = pb.Failure(assignment=command.assignment, code=pb.FAILURE_CODE_TRANSFER, message="broken")
             body: Any = {"failure": failure} if self.fails(command) else REPLIES[type(command)](command)
             self.fleet.receive(worker, pb.SessionRequest(**body))
@@ -95,7 +98,13 @@ class Stage:
 
 @asynccontextmanager
 async def stage(
-    tmp_path: Path, transport: str, capable: bool, every_updates: int = 1, timeout_seconds: float = 10.0
+    tmp_path: Path,
+    transport: str,
+    capable: bool,
+    every_updates: int = 1,
+    timeout_seconds: float = 10.0,
+    mode: str = "drain",
+    names: Sequence[str] = ("replica",),
 ) -> AsyncIterator[Stage]:
     async def add_sync(record: Any) -> None:
         pass
@@ -104,7 +113,7 @@ async def stage(
     replicas: Replicas[Worker] = Replicas(time.monotonic(), every_updates=every_updates)
     pool = RolloutPool(fleet, StoredScreenshots(None), replicas)
     ranks = TrainerRanks(fleet, 1, StoredScreenshots(None))
-    settings = config.Sync(transport=transport, timeout_seconds=timeout_seconds)  # type: ignore[arg-type]
+    settings = config.Sync(transport=transport, timeout_seconds=timeout_seconds, mode=mode)  # type: ignore[arg-type]
     database: Any = SimpleNamespace(add_sync=add_sync)
     journal = Journal(tmp_path / "metrics.jsonl")
     sync = WeightSync(settings, pool.replicas, ranks, database, Progress(1), journal)
@@ -112,7 +121,7 @@ async def stage(
     capabilities = [RECEIVES_WHILE_SERVING] if capable else []
     async with asyncio.TaskGroup() as tasks:
         background = [tasks.create_task(made.sync.run())]
-        for name, role in (("replica", pb.ROLE_ROLLOUT), ("train", pb.ROLE_TRAIN)):
+        for name, role in (*((name, pb.ROLE_ROLLOUT) for name in names), ("train", pb.ROLE_TRAIN)):
             worker, _ = fleet.admit(
                 pb.Hello(worker_id=name, instance_id=name, role=role, world_size=1, capabilities=capabilities)
             )
@@ -179,6 +188,17 @@ async def test_over_nccl_the_trainer_sends_once_the_replica_has_drained(tmp_path
         assert sorted(made.seen) == [("LoadWeights", False), ("SendWeights", False)]
         assert made.serves
         assert made.events("sync")[0]["pause_seconds"] >= 0.05
+
+
+@pytest.mark.parametrize("mode", ["keep", "abort"])
+async def test_over_nccl_a_replica_that_does_not_drain_its_requests_is_sent_weights_at_once(
+    tmp_path: Path, mode: str
+) -> None:
+    async with stage(tmp_path, "nccl", capable=True, mode=mode) as made:
+        request = await draining(made)
+        await made.sync.settled()
+        assert sorted(made.seen) == [("LoadWeights", False), ("SendWeights", False)]
+        assert made.serves and request.replica is not None and request.replica.busy == 1
 
 
 async def test_over_nccl_a_replica_gets_the_version_that_is_newest_once_it_has_drained(tmp_path: Path) -> None:
@@ -296,6 +316,23 @@ async def test_the_end_waits_for_no_replica_that_cannot_be_updated(
         made.fleet.lose(other, "goodbye")
         with pytest.raises(UserError, match="no replica took version 1"):
             await made.sync.settle_or_exclude()
+
+
+def test_the_end_waits_for_replicas_as_long_as_one_after_the_other_is_updated(tmp_path: Path) -> None:
+    """The bound is for the time in which none of them is: 3 s here, and each transfer takes 1.8 s."""
+    names = ["replica", *"abcd"]
+
+    async def settle() -> None:
+        async with stage(tmp_path, "gloo", capable=True, timeout_seconds=1.0, names=names) as made:
+            made.seconds = 0.9
+            made.sync.staged(1, TENSORS)
+            began = time.monotonic()
+            await made.sync.settle_or_exclude()
+            assert time.monotonic() - began > 2 * SETTLE_TIMEOUTS, "two passes would not have been enough"
+            assert made.events("left_out") == made.events("sync_failed") == []
+            assert made.replicas.versions == dict.fromkeys(names, 1) and all(one.serving for one in made.replicas)
+
+    virtual_time.run(settle())
 
 
 ORDERS = list(itertools.product(itertools.permutations(range(3)), repeat=2))

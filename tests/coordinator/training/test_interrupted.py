@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from run_processes import killed_run
+from run_processes.told import events
 
 from dart.coordinator.run import Interrupted, Run
 from dart.coordinator.start import starting_point
@@ -53,7 +54,7 @@ async def interrupted(folder: Path, update: int) -> tuple[RunDirectory, list[str
     with pytest.raises(Interrupted):
         async with asyncio.timeout(killed_run.HANG_SECONDS):
             await killed_run.work(run, 8)
-    told = [json.loads(line) for line in (run.path / "told.jsonl").read_text().splitlines()]
+    told = killed_run.told(run)
     (batch,) = [line["groups"] for line in told if line.get("trained") == update]
     return run, batch
 
@@ -232,7 +233,7 @@ async def test_updates_that_were_not_saved_are_made_again_although_the_run_has_h
     async with asyncio.timeout(killed_run.HANG_SECONDS):
         with pytest.raises(NotSaved):
             await killed_run.work(run, 8)
-        told = [json.loads(line) for line in (run.path / "told.jsonl").read_text().splitlines()]
+        told = killed_run.told(run)
         made = max(line.get("trained", 0) for line in told)
         assert made > 2
         monkeypatch.setattr(Training, "_save", save)
@@ -271,9 +272,7 @@ async def test_a_checkpoint_that_is_being_copied_is_removed_only_afterwards(
         await killed_run.work(run, 8)
     assert saves > 1 and all(there), there
     assert len(list(run.checkpoints.iterdir())) == 1
-    assert not any(
-        json.loads(line)["event"] == "checkpoint_upload_failed" for line in run.metrics.read_text().splitlines()
-    )
+    assert not events(run.metrics, "checkpoint_upload_failed")
 
 
 async def test_a_folder_that_nobody_recorded_goes_and_one_that_a_resumed_run_left_behind_stays(

@@ -27,7 +27,7 @@ from dart.rundir import RunDirectory
 from dart.screenshots.directory import file_name
 from dart.store.blobs import BlobStore, BlobUnreachable, BlobUnreadable
 from dart.store.elsewhere import copies as copies_module
-from dart.store.elsewhere.copies import Stopped, copies, copy_in, copy_out
+from dart.store.elsewhere.copies import Stopped, copies, copy_in, copy_out, incomplete_copies
 from dart.store.records import CheckpointRecord
 
 
@@ -121,6 +121,39 @@ async def test_a_resumed_run_takes_the_copy_of_a_checkpoint_that_is_lost(tmp_pat
         start = await starting_point(database, run, copies=f"{url}/key")
         assert (start.version, start.checkpoint) == (5, folder)
         assert manifest.problem(folder) is None
+    journal.close()
+
+
+async def test_a_resumed_run_passes_over_a_copy_that_is_damaged(tmp_path: Path, url: str) -> None:
+    run = RunDirectory(tmp_path / "run")
+    run.path.mkdir()
+    journal = Journal(run.metrics, 1)
+    uploads = Uploads(f"{url}/key", 2, journal)
+    async with await run.open_to_work(create=True) as database:
+        await database.start_run("run", "run", {}, started=1.0)
+        for version in (4, 6):
+            folder = checkpoint(run.path, version)
+            await uploads.copy(folder)
+            await database.add_checkpoint(CheckpointRecord(str(folder), version, float(version), None))
+        shutil.rmtree(folder)
+        with copies_module._at(f"{url}/key/{folder.name}") as (fs, root):
+            fs.pipe_file(f"{root}/model.safetensors", bytes([6]) * 99_999)
+        start = await starting_point(database, run, copies=f"{url}/key")
+    assert start.version == 4
+    (broken,) = start.broken
+    assert (broken.folder, broken.version) == (folder, 6)
+    assert broken.why.startswith(f"the folder is not there, and {url}/key/v000006 is damaged: model.safetensors has")
+    assert [path.name for path in run.checkpoints.iterdir()] == ["v000004"], "nothing that is half made"
+    journal.close()
+
+
+async def test_a_copy_of_which_the_store_kept_less_is_no_copy(tmp_path: Path, moody: pytest.MonkeyPatch) -> None:
+    journal = Journal(tmp_path / "metrics.jsonl", 1)
+    moody.setattr(Moody, "size", lambda self, path: len(self.cat_file(path)) - path.endswith("model.safetensors"))
+    await Uploads("moody://bucket/run", 2, journal).copy(checkpoint(tmp_path, 1))
+    journal.flush_lines()
+    assert "checkpoint_upload_failed" in events(tmp_path) and "has 99999 bytes of 100000" in events(tmp_path)
+    assert incomplete_copies("moody://bucket/run") == {"v000001"}
     journal.close()
 
 

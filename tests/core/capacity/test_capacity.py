@@ -92,6 +92,13 @@ def test_the_longest_prompt_makes_the_largest_micro_batch() -> None:
     assert Prompts.expected(5, FULL_HD, 30, most=32768, shown=9_000).tokens == plain + 9_000
 
 
+def test_a_layer_that_is_computed_again_takes_the_room_of_the_logits() -> None:
+    set_up = TrainerSetUp(checkpointing=True, microbatch_tokens=1)
+    for tokens, fits in ((500, True), (20_000, False)):
+        found = memory.of_rank(UI_TARS, set_up, Prompts(tokens, 0, 0)).parts["activations"]
+        assert (found == memory.activations(UI_TARS, set_up, tokens, 0)) is fits
+
+
 def test_the_kv_cache_is_divided_by_heads_and_by_stages() -> None:
     # 2 · 28 layers · 4 heads · 128 channels · 2 bytes = 57,344 bytes a token.
     assert memory.kv_bytes_per_token(UI_TARS.text, ReplicaSetUp()) == 57_344

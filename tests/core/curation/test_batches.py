@@ -7,6 +7,7 @@ import random
 import statistics
 from array import array
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -14,12 +15,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dart.core.curation import batches
-from dart.core.curation.batches import ReleasedGroup, balance, cost, samples_of
+from dart.core.curation.batches import ReleasedGroup, balance, samples_of
 from dart.core.curation.pool import pooled_copy
 from dart.core.types import Generation, Image, Sample, Step, Task, Termination, Trajectory, VersionSpan
 
 SCREEN = 10
 """Tokens of a screenshot."""
+
+
+def cost(samples: Sequence[Sample]) -> float:
+    """Of samples that lie trajectory by trajectory and in order."""
+    return batches._cost_of(list(batches._chains(samples)))
 
 
 def trajectory(name: str, steps: int, stride: int = 1, group: str = "g") -> Trajectory:

@@ -11,9 +11,7 @@ from typing import Any
 
 from ranks.train_sharded import BASE, BOTH, Cases, batch, held, main, written_beside
 
-LORA: dict[str, Any] = {**BASE, "lora": {"rank": 4, "alpha": 8}, "learning_rate": 1e-4, "adam_epsilon": 1e-4}
-"""With this epsilon, rounding in a gradient near 0 does not become a step of its own."""
-
+LORA: dict[str, Any] = {**BASE, "lora": {"rank": 4, "alpha": 8}}
 TOWER: dict[str, Any] = {**LORA, "lora": {"rank": 4, "alpha": 8, "tower": True}, "loss": BOTH, "microbatch_tokens": 1}
 
 

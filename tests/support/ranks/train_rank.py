@@ -11,6 +11,7 @@ import torch
 from train_samples import mixed, settings, totals
 
 from dart.v1 import session_pb2 as pb
+from dart.workers.train import collectives
 from dart.workers.train.errors import SampleError
 from dart.workers.train.trainer import Trainer
 
@@ -19,9 +20,12 @@ LOSSES: dict[str, dict[str, Any]] = {
     "token mean": {"aggregation": "token_mean"},
 }
 """By what the name of a split begins with."""
+BUCKET_ELEMENTS = {"uneven": 1000}
+"""With so few, gradients are added in many buckets, some of several tensors; else all of them are in one."""
 
 
 def main(folder: Path, out: Path, split: str) -> None:
+    collectives.BUCKET_ELEMENTS = BUCKET_ELEMENTS.get(split, 1 << 26)
     samples = mixed(groups=3)
     loss = next((loss for kind, loss in LOSSES.items() if split.startswith(kind)), {})
     trainer = Trainer(settings(folder, learning_rate=2e-6, microbatch_tokens=120, loss=loss, sharding="none"))

@@ -7,6 +7,9 @@ checkpoint of one rank, after one update.
 from __future__ import annotations
 
 import faulthandler
+import hashlib
+import math
+import random
 import sys
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,8 +18,9 @@ from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
-from train_samples import mixed, sample, screenshot, settings, totals
+from train_samples import PAD, mixed, sample, screenshot, settings, totals
 
+from dart.v1 import image_pb2 as ipb
 from dart.v1 import session_pb2 as pb
 from dart.workers.train.errors import SampleError, TrainError
 from dart.workers.train.trainer import Trainer
@@ -24,9 +28,8 @@ from dart.workers.train.trainer import Trainer
 HANG_SECONDS = 1800
 MARK = 77
 """The weight version of samples that come to no number."""
-BASE: dict[str, Any] = {"learning_rate": 2e-6, "microbatch_tokens": 120}
-MINIBATCH_RATE = 1e-4
-"""Enough for one step to be seen in the ratios of the next."""
+BASE: dict[str, Any] = {"learning_rate": 1e-4, "adam_epsilon": 1e-4, "microbatch_tokens": 120}
+"""With this epsilon, rounding in a gradient near 0 does not become a step of its own."""
 BOTH = {"entropy_quantile": 0.4, "kl_coefficient": 0.1}
 TOO_LONG, LONG_ANSWER = "too long", "12345678901"
 """A sample, and its response, which is longer than all others."""
@@ -40,6 +43,22 @@ def batch() -> list[pb.Sample]:
 
 def with_long(advantage: float = 1.0) -> list[pb.Sample]:
     return [*batch(), sample(TOO_LONG, "go" * 60, LONG_ANSWER, advantage, [screenshot(7)], group="long")]
+
+
+def cut_short(image: ipb.Image) -> None:
+    image.data = image.data[: len(image.data) // 2]
+    image.sha256 = hashlib.sha256(image.data).digest()
+
+
+DAMAGE: dict[str, Callable[[pb.Sample], None]] = {
+    "log-probs for": lambda one: one.logprobs.append(0.0),
+    "advantage nan": lambda one: setattr(one, "advantage", math.nan),
+    "token 9999": lambda one: one.prompt_token_ids.append(9999),
+    "placeholders": lambda one: one.prompt_token_ids.insert(2, PAD),
+    "cut short": lambda one: cut_short(one.images[0]),
+}
+"""What can be wrong with a sample that has a screenshot, by what its error says. The first three are seen when samples
+are read, the others when inputs are made of them, between passes."""
 
 
 def shared_out(samples: list[pb.Sample], rank: int, ranks: int) -> list[pb.Sample]:
@@ -109,9 +128,12 @@ class Cases:
         return trainer.update(shared_out(samples, self.rank, self.ranks), *totals(samples))
 
     def selection_and_kl(self) -> dict[str, Any]:
-        trainer = self.trainer(loss=BOTH)
-        metrics = [self.update(trainer, batch()) for _ in range(3)]
-        return {"weights": trainer.snapshot(), "metrics": metrics[-1], "held": held(trainer)}
+        found: dict[str, Any] = {}
+        for name, checkpointing in (("kept", False), ("checkpointed", True)):
+            trainer = self.trainer(loss=BOTH, gradient_checkpointing=checkpointing)
+            metrics = [self.update(trainer, batch()) for _ in range(3)]
+            found[name] = {"weights": trainer.snapshot(), "metrics": metrics[-1], "held": held(trainer)}
+        return found
 
     def nothing_on_one_rank(self) -> dict[str, Any]:
         trainer = self.trainer(gradient_checkpointing=True)
@@ -121,17 +143,22 @@ class Cases:
         return {"weights": trainer.snapshot(), "metrics": metrics}
 
     def bad_data(self) -> dict[str, Any]:
-        """One rank's samples are refused when they are read, another's when inputs are made of them."""
-        trainer = self.trainer(loss={"entropy_quantile": 0.4})
-        lines = []
-        for spoil in (lambda one: one.logprobs.append(0.0), lambda one: one.prompt_token_ids.insert(2, 6)):
-            broken = batch()
-            spoil(broken[-3])
-            try:
-                self.update(trainer, broken)
-            except TrainError as error:
-                lines.append(f"{type(error).__name__}: {error}")
-        return {"lines": lines, "version": trainer.version, "metrics": self.update(trainer, batch())}
+        """For each of ten seeds one sample of one rank is damaged, and two trainers get the batch: it is met in the
+        passes that score and in those that add to the gradient. Then both get a batch with nothing wrong."""
+        trainers = {"both": self.trainer(loss=BOTH), "plain": self.trainer()}
+        kinds, refused = list(DAMAGE), []
+        for seed in range(10):
+            draw, broken, kind = random.Random(seed), batch(), kinds[seed % len(kinds)]
+            at = draw.randrange(self.ranks)
+            one = draw.choice([one for one in shared_out(broken, at, self.ranks) if one.images])
+            DAMAGE[kind](one)
+            for trainer in trainers.values():
+                try:
+                    self.update(trainer, broken)
+                except SampleError as error:
+                    refused.append((kind, at, one.trajectory_id, str(error), error.trajectories))
+        after = {name: (self.update(trainer, batch()), trainer.snapshot()) for name, trainer in trainers.items()}
+        return {"refused": refused, "after": after, "versions": [trainer.version for trainer in trainers.values()]}
 
     def no_number(self) -> dict[str, Any]:
         """The last rank's long sample comes to no number."""
@@ -141,7 +168,7 @@ class Cases:
         def broken(policy: Any, inputs: Any) -> Any:
             logprobs, entropy = forward(policy, inputs)
             long = inputs.steps.spread(inputs.steps.lengths) == len(LONG_ANSWER) + 1
-            return torch.where(long & (inputs.real_tokens > 0), torch.nan, logprobs), entropy
+            return torch.where(long & (inputs.load.tokens > 0), torch.nan, logprobs), entropy
 
         if self.rank == self.ranks - 1:
             trainer._forward = broken  # type: ignore[method-assign]
@@ -172,7 +199,7 @@ class Cases:
         def broken(policy: Any, inputs: Any) -> Any:
             logprobs, entropy = forward(policy, inputs)
             long = inputs.steps.spread(inputs.steps.lengths) == len(LONG_ANSWER) + 1
-            if logprobs.requires_grad and bool((long & (inputs.real_tokens > 0)).any()):
+            if logprobs.requires_grad and bool((long & (inputs.load.tokens > 0)).any()):
                 logprobs.register_hook(lambda gradient: torch.where(long, torch.inf, gradient))
             return logprobs, entropy
 
@@ -194,7 +221,7 @@ class Cases:
     def minibatches(self) -> dict[str, Any]:
         """Two optimiser steps for each batch, of an odd number of samples, so that minibatches differ in size; which
         trajectories of this rank were dealt to each is told."""
-        trainer = self.trainer(minibatches=2, learning_rate=MINIBATCH_RATE)
+        trainer = self.trainer(minibatches=2)
         deal, dealt, metrics = trainer._deal, [], []
 
         def told(rows: Any) -> Any:
@@ -254,14 +281,14 @@ class Cases:
         return {"weights": trainer.snapshot(), "counters": counters}
 
     def bfloat16(self) -> dict[str, Any]:
-        trainer = self.trainer(dtype="bfloat16", loss={"kl_coefficient": 0.1}, learning_rate=1e-5)
+        trainer = self.trainer(dtype="bfloat16", loss={"kl_coefficient": 0.1})
         before = logprobs_of(trainer, batch())
         metrics = self.update(trainer, batch())
         used: list[torch.dtype] = []
         trainer.model.get_decoder().layers[0].register_forward_pre_hook(
             lambda module, _: used.append(module.mlp.up_proj.weight.dtype)
         )
-        logprobs, _ = trainer.evaluate(trainer._pace.idle)  # type: ignore[arg-type]
+        logprobs, _ = trainer.evaluate(trainer._runner.idle)  # type: ignore[arg-type]
         return {
             "metrics": metrics, "weights": trainer.snapshot(), "held as": {p.dtype for p in trainer.parameters},
             "used as": set(used), "logprobs": logprobs.dtype, "before": before,

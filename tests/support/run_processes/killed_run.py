@@ -163,6 +163,11 @@ def _note_stored(database: Database, ledger: Ledger) -> None:
     database.add_trajectory = add_trajectory  # type: ignore[method-assign]
 
 
+def told(run: RunDirectory) -> list[dict[str, Any]]:
+    """What the run's workers were told, in order."""
+    return [json.loads(line) for line in (run.path / "told.jsonl").read_text().splitlines()]
+
+
 def process(run: RunDirectory, updates: int, failpoint: str = "") -> subprocess.CompletedProcess[str]:
     """This script in a process of its own, which is killed at the failpoint if one is named."""
     paths = f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'support'}"

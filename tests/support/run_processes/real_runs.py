@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from run_processes import told
 
 MINIWOB = str(Path(__file__).parents[3] / "configs" / "miniwob_cpu.yaml")
 HANG_SECONDS = 900
@@ -51,9 +51,7 @@ def _wait(where: Path, process: subprocess.Popen[str], made: int) -> None:
 
 def events(where: Path) -> list[dict[str, Any]]:
     """Those of the run in the folder, of all its processes."""
-    files = where.glob("runs/*/metrics.jsonl")
-    lines = [line for file in files for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
-    return [json.loads(line) for line in lines]
+    return [event for file in where.glob("runs/*/metrics.jsonl") for event in told.events(file)]
 
 
 def updates(where: Path) -> int:

@@ -73,7 +73,9 @@ class FakeLLM:
             flat = SimpleNamespace(logprobs=[-0.5], start_indices=[0])
             version = SimpleNamespace(version="0", start=0, end=1)
             completion = SimpleNamespace(finish_reason="stop", token_ids=[5], logprobs=flat, weight_versions=[version])
-            return SimpleNamespace(request_id=request_id, prompt_token_ids=[4], outputs=[completion])
+            return SimpleNamespace(
+                request_id=request_id, prompt_token_ids=[4], outputs=[completion], num_cached_tokens=None
+            )
 
         return SimpleNamespace(request_id=f"{self._requests}", get=output)
 

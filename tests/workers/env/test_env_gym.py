@@ -19,11 +19,12 @@ from dart.errors import UserError
 from dart.testing import conform
 from dart.workers.env.gym import browser
 from dart.workers.env.gym.browser import BrowserGym, goal_text
-from dart.workers.env.gym.options import GymOptions, Score
+from dart.workers.env.gym.options import GymOptions
 from dart.workers.env.gym.plain import PlainGym
 from dart.workers.env.gym.world import Gym
 from dart.worlds import Click, Finish, Keys, Observe, Point, System, Task, TypeText, Wait, from_pixels
 from dart.worlds.plugs import check, find, read_options
+from dart.worlds.scoring import Score, ScoredOptions
 
 LAMPS = {"id": "foreign.gym_samples:Lamps-v0", "cells": [2, 2], "instruction_at": "info.said.words"}
 NEEDS_BROWSERGYM = "needs the extra browsergym (130 MB, with Playwright 1.44)"
@@ -93,11 +94,12 @@ def test_rewards_become_a_verdict(options: dict[str, Any], reward: float) -> Non
     env.close()
 
 
-def test_a_reward_that_is_not_a_number_is_no_verdict() -> None:
+@pytest.mark.parametrize("options", [{}, {"success_at": 1.0}])
+def test_a_reward_that_is_not_a_number_is_no_verdict(options: dict[str, float]) -> None:
     score = Score()
     score.add(float("nan"))
     with pytest.raises(ValueError, match="reward is nan"):
-        score.verdict(GymOptions.model_validate(LAMPS), "sum", {})
+        score.verdict(ScoredOptions.model_validate(options), "sum", {})
 
 
 def test_keys_and_functions_translate_actions() -> None:
@@ -158,7 +160,7 @@ def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> Non
         ({"id": "foreign.gym_samples:Lmaps-v0"}, "gymnasium has no environment Lmaps-v0"),
         ({"cells": [3, 3]}, r"takes Discrete\(9\), and the environment has Discrete\(4\)"),
         ({"cells": None, "keys": {"Left": 7}}, "Left is 7, which is not an action of Discrete"),
-        ({"instruction_at": "info.told"}, "the answer to the reset has no 'told' there: it has said"),
+        ({"instruction_at": "info.told"}, "there is no 'told' of info.told, only: said"),
     ],
 )
 def test_what_only_the_environment_knows_is_refused_at_the_first_reset(options: dict[str, Any], message: str) -> None:

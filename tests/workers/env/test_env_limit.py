@@ -143,8 +143,6 @@ class Blank:
 
 
 class Page(WebEnv):
-    suite = "blank"
-
     async def begin(self, task: Task) -> str:
         self.page.inputs = 0  # type: ignore[attr-defined]
         return "click three times"

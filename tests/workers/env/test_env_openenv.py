@@ -215,11 +215,14 @@ async def test_a_task_that_the_server_refuses_is_the_tasks_fault() -> None:
         await world.close()
 
 
-@pytest.mark.parametrize(("counted", "reward"), [("last", 0.3 / 0.6), ("sum", 1.0)])
-async def test_an_episode_that_the_environment_ends(counted: str, reward: float) -> None:
+@pytest.mark.parametrize(
+    ("options", "reward"),
+    [({}, 0.3 / 0.6), ({"reward": "sum"}, 1.0), ({"success_at": 0.25}, 1.0), ({"success_at": 0.35}, 0.0)],
+)
+async def test_an_episode_that_the_environment_ends(options: dict[str, object], reward: float) -> None:
     clicks = Clicks()
     with serving(clicks) as (url, _):
-        world, env = await leased(url, reward=counted, reward_range=[0, 0.6])
+        world, env = await leased(url, reward_range=[0, 0.6], **options)
         await env.reset(TASK)
         done = [(await env.act(a.Click(None))).done for _ in range(4)]
         assert done == [False, False, True, True]

@@ -43,8 +43,6 @@ class Seen(TypedDict):
 class Recorder(WebEnv):
     """A page that writes down what it sees."""
 
-    suite = "recorder"
-
     async def begin(self, task: Task) -> str:
         await self.page.navigate("about:blank")
         await self.page.evaluate(PAGE)

@@ -1,4 +1,5 @@
-"""A real vLLM engine that serves an adapter beside the weights, against the trainer's model with the same adapter."""
+"""A real vLLM engine that serves an adapter beside the weights, against the trainer's model with the same adapter; and
+the other family, with an adapter and with whole weights."""
 
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ from engine_samples import (  # noqa: E402
     Trainer,
     adapter_config,
     drawn,
+    engine_config,
     first_turn,
     overtaken,
     request_id,
@@ -145,3 +147,24 @@ async def test_a_model_of_the_other_family_begins_with_the_adapter_of_a_checkpoi
         assert trainer.difference(turn, [IMAGE]) < CLOSE
     finally:
         await role.close()
+
+
+async def test_whole_weights_of_the_other_family_with_windowed_vision(tmp_path: Path) -> None:
+    """The screenshot's 5 × 7 merged patches do not fill the windows of 2 × 2."""
+    build_windowed(tmp_path)
+    trainer, role = Trainer(tmp_path), RolloutRole()
+    try:
+        await role.prepare(engine_config(tmp_path))
+        assert role._engine is not None
+        before = await _turn(role._engine, temperature=1.0)
+        assert {span.version for span in before.versions} == {0}
+        assert trainer.difference(before, [IMAGE]) < CLOSE
+        trainer.step(1)
+        await sync_weights(role, trainer, 1)
+        after = await _turn(role._engine, temperature=1.0)
+        assert {span.version for span in after.versions} == {1}
+        assert trainer.difference(after, [IMAGE]) < CLOSE
+        assert trainer.difference(before, [IMAGE]) > 0.1, "what was served before is another policy's"
+    finally:
+        await role.close()
+        trainer.sender.close()

@@ -60,6 +60,7 @@ async def role(folder: Path, trainer: Trainer) -> AsyncIterator[RolloutRole]:
 async def test_logprobs_are_the_trainers_over_several_turns_with_images(role: RolloutRole, trainer: Trainer) -> None:
     parts: list[PromptPart] = []
     images: list[Image] = []
+    known, block = 0, role._engine._llm.vllm_config.cache_config.block_size  # type: ignore[union-attr]
     for number in range(3):
         image = drawn(number)
         images.append(image)
@@ -80,6 +81,9 @@ async def test_logprobs_are_the_trainers_over_several_turns_with_images(role: Ro
         assert trainer.difference(generation, images, temperature=0.8) < 1e-5
         assert not set(generation.token_ids) & set(trainer.banned)
         assert generation.text == trainer.processor.tokenizer.decode(generation.token_ids, skip_special_tokens=True)
+        # Whole blocks of the turn before, whose last token was never computed.
+        assert generation.cached_tokens == max(0, known - 1) // block * block
+        known = len(generation.prompt_token_ids) + len(generation.token_ids)
         parts.append(Tokens(generation.token_ids))
 
 

@@ -10,11 +10,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fleet_samples import served
 from vllm_alone.fake_llm import FakeLLM, fake_vllm
 
+from benchmarks.simulation import virtual_time
 from dart import config
 from dart.coordinator.fleet.replicas import RolloutPool
-from dart.coordinator.fleet.server import CoordinatorService, Server
 from dart.coordinator.fleet.sessions import Fleet
 from dart.coordinator.service.journal import Journal
 from dart.coordinator.training.ranks import TrainerRanks
@@ -23,10 +24,10 @@ from dart.core.fleet.replicas import Replicas
 from dart.core.progress import Progress
 from dart.core.types import Text
 from dart.screenshots.stored import StoredScreenshots
-from dart.v1 import control_pb2_grpc
 from dart.v1 import session_pb2 as pb
 from dart.v1 import weights_pb2 as wpb
 from dart.wire.channel import Dial
+from dart.wire.role import WorkerRole
 from dart.wire.worker import WorkerOptions, serve
 from dart.workers.rollout import engine as engine_module
 from dart.workers.rollout.engine import Engine
@@ -85,19 +86,19 @@ async def test_a_failure_before_the_model_is_touched_costs_an_engine_of_several_
     assert engine.version == 0
 
 
-async def test_waiting_for_requests_does_not_shorten_the_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_requests_does_not_shorten_the_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each may take its time: a transfer over gloo, complete before, must not end an engine that had to wait."""
     monkeypatch.setattr(engine_module, "GRACE_SECONDS", 0.0)
 
     class Slow(FakeLLM):
         async def pause_generation(self, **_: object) -> None:
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(300.0)
 
         async def update_weights(self, request: object) -> None:
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(300.0)
 
-    engine = Engine(Slow(), worker_config(timeout_seconds=0.5))  # type: ignore[arg-type]
-    await engine.update(1, GROUP, SPECS, "drain")
+    engine = Engine(Slow(), worker_config(timeout_seconds=500.0))  # type: ignore[arg-type]
+    virtual_time.run(engine.update(1, GROUP, SPECS, "drain"))
     assert engine.version == 1
 
 
@@ -162,11 +163,10 @@ async def test_vllm_joins_a_group_once_and_leaves_it_for_the_next() -> None:
         "shutdown_weight_transfer_engine", "init_weight_transfer_engine", "start_weight_update"]  # fmt: skip
 
 
-class TrainerRole:
+class TrainerRole(WorkerRole):
     """A trainer whose end of every transfer is done at once."""
 
     role = pb.ROLE_TRAIN
-    capabilities = ()
 
     async def prepare(self, config_json: str) -> pb.Ready:
         return pb.Ready(slots=1, transfer_host="trainer")
@@ -174,9 +174,6 @@ class TrainerRole:
     async def handle(self, command: Any) -> pb.WeightsSent:
         assert isinstance(command, pb.SendWeights)
         return pb.WeightsSent(version=command.version)
-
-    async def close(self) -> None:
-        pass
 
 
 async def test_the_others_are_updated_and_the_replica_too_once_it_is_started_again(
@@ -199,11 +196,6 @@ async def test_the_others_are_updated_and_the_replica_too_once_it_is_started_aga
         made.sync, replicas, ranks, SimpleNamespace(add_sync=add_sync), Progress(1),  # type: ignore[arg-type]
         Journal(tmp_path / "metrics.jsonl"),
     )  # fmt: skip
-    server = Server(settings)
-    told = made.model_dump_json()
-    await server.start(
-        CoordinatorService(fleet, settings, "run", lambda hello: told), control_pb2_grpc.ControlServiceServicer()
-    )
     stop = asyncio.Event()
 
     async def until(condition: Any) -> None:
@@ -211,26 +203,24 @@ async def test_the_others_are_updated_and_the_replica_too_once_it_is_started_aga
             await asyncio.sleep(0.01)
 
     def work(role: Any, name: str) -> Any:
-        return serve(role, WorkerOptions(Dial(server.address), name, capabilities=role.capabilities), stop)
+        return serve(role, WorkerOptions(Dial(server.address), name), stop)
 
-    try:
-        async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
-            hanging = asyncio.create_task(work(RolloutRole(), "a"))
-            await until(lambda: replicas.versions)
-            tasks.create_task(work(RolloutRole(), "b"))
-            tasks.create_task(work(TrainerRole(), "train"))
-            await until(lambda: len(replicas.versions) == 2 and ranks._ranks)
-            syncing = tasks.create_task(sync.run())
-            sync.staged(1, [wpb.TensorInfo(name="w", dtype="float32", shape=[2])])
-            with pytest.raises(EngineDiedError, match="Start the worker again"):
-                await hanging
-            assert stuck.ended, "the engine process is ended with its worker"
-            await until(lambda: replicas.versions == {"a": 0, "b": 1})
-            tasks.create_task(work(RolloutRole(), "a"))
-            await sync.settled()
-            await until(lambda: replicas.versions == {"a": 1, "b": 1})
-            stop.set()
-            syncing.cancel()
-    finally:
-        await server.stop()
+    told = made.model_dump_json()
+    async with served(fleet, settings, lambda hello: told) as server, asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+        hanging = asyncio.create_task(work(RolloutRole(), "a"))
+        await until(lambda: replicas.versions)
+        tasks.create_task(work(RolloutRole(), "b"))
+        tasks.create_task(work(TrainerRole(), "train"))
+        await until(lambda: len(replicas.versions) == 2 and ranks._ranks)
+        syncing = tasks.create_task(sync.run())
+        sync.staged(1, [wpb.TensorInfo(name="w", dtype="float32", shape=[2])])
+        with pytest.raises(EngineDiedError, match="Start the worker again"):
+            await hanging
+        assert stuck.ended, "the engine process is ended with its worker"
+        await until(lambda: replicas.versions == {"a": 0, "b": 1})
+        tasks.create_task(work(RolloutRole(), "a"))
+        await sync.settled()
+        await until(lambda: replicas.versions == {"a": 1, "b": 1})
+        stop.set()
+        syncing.cancel()
     assert "sync of a to version 1 failed: the transfer, or the pause for it, took longer" in caplog.text

@@ -29,6 +29,22 @@ PATCHES, TOKENS = 288, 450
 TINY_QWEN3: dict[str, Any] = json.loads((BUILTIN_MODELS / "tiny-qwen3vl" / "config.json").read_text())
 _LARGE_QWEN3 = {**QWEN3_VL_8B, "text_config": {**QWEN3_VL_8B["text_config"], "model_type": "qwen3_vl_text"}}
 TINY = {"qwen2_5": TINY_QWEN2_5, "qwen3": TINY_QWEN3}
+CLOSE = 0.05
+
+
+@pytest.fixture(autouse=True)
+def _layer_norms_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Autocast computes them in float32 there, and in bfloat16 on a CPU (torch's lists of operations)."""
+    forward = torch.nn.LayerNorm.forward
+
+    def widened(norm: Any, rows: Any) -> Any:
+        if not torch.is_autocast_enabled("cpu"):
+            return forward(norm, rows)
+        with torch.autocast("cpu", enabled=False):
+            weight, bias = norm.weight.float(), norm.bias.float()
+            return torch.nn.functional.layer_norm(rows.float(), norm.normalized_shape, weight, bias, norm.eps)
+
+    monkeypatch.setattr(torch.nn.LayerNorm, "forward", widened)
 
 
 def _model(document: dict[str, Any], fuse: bool = False) -> Any:
@@ -130,21 +146,21 @@ def test_what_autograd_keeps_beside_an_adapter_is_what_is_estimated(
     tower, decoder = _kept(model, mixed=mixed)
     of_tower = memory.activations(shape, set_up, 0, PATCHES)
     assert (tower > 0) is in_tower
-    assert of_tower == pytest.approx(tower, rel=0.2)
-    # Frozen norms keep less than is counted.
-    assert decoder == pytest.approx(memory.activations(shape, set_up, TOKENS, 0), rel=0.2)
+    assert of_tower == pytest.approx(tower, rel=CLOSE)
+    assert memory.activations(shape, set_up, TOKENS, 0) == pytest.approx(decoder, rel=CLOSE)
 
 
+@pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("fuse", [False, True])
 @pytest.mark.parametrize("mixed", [False, True])
 @pytest.mark.parametrize("family", TINY)
 @pytest.mark.usefixtures("fusing")
-def test_what_autograd_keeps_is_what_is_estimated(family: str, mixed: bool, fuse: bool) -> None:
-    tower, decoder = _kept(_model(TINY[family], fuse), mixed=mixed)
-    shape, set_up = read_shape(TINY[family]), TrainerSetUp(mixed=mixed, fused=fuse)
-    of_decoder = memory.activations(shape, set_up, TOKENS, 0)
-    of_tower = memory.activations(shape, set_up, 0, PATCHES)
-    assert decoder == pytest.approx(of_decoder, rel=0.08)
-    # Patches, positions and mergers are not in the estimate; with four small blocks they are a fifth of all.
-    assert of_tower < tower * 1.15
-    assert of_tower > tower * 0.7
+def test_what_autograd_keeps_is_what_is_estimated(family: str, mixed: bool, fuse: bool, checkpointing: bool) -> None:
+    model = _model(TINY[family], fuse)
+    if checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.train()
+    tower, decoder = _kept(model, mixed=mixed)
+    shape, set_up = read_shape(TINY[family]), TrainerSetUp(mixed=mixed, fused=fuse, checkpointing=checkpointing)
+    assert memory.activations(shape, set_up, TOKENS, 0) == pytest.approx(decoder, rel=CLOSE)
+    assert memory.activations(shape, set_up, 0, PATCHES) == pytest.approx(tower, rel=CLOSE)

@@ -17,6 +17,8 @@ from train_samples import PAD, alone, episodes, mixed, read, sample, settings  #
 
 from dart.v1 import session_pb2 as pb  # noqa: E402
 from dart.workers.train import batch as batches  # noqa: E402
+from dart.workers.train.passes.faults import Faults  # noqa: E402
+from dart.workers.train.passes.rounds import halves  # noqa: E402
 from dart.workers.train.policy import Policy  # noqa: E402
 from dart.workers.train.trainer import Trainer  # noqa: E402
 
@@ -100,6 +102,27 @@ def test_rows_that_branch_do_not_give_chains_a_mask(trainer: Trainer) -> None:
     for part in parts:
         assert len({row.straight for row in part}) == 1
         assert (trainer._collate(part).attention_mask is None) == part[0].straight
+
+
+def test_a_chain_that_does_not_fit_has_to_be_shorter_and_for_other_rows_the_limit_is_too_high() -> None:
+    chain, *others = rows_of(chains())
+    branching = next(row for row in rows_of(mixed()) if not row.straight)
+    told = []
+    for part in ([chain], [branching], [chain, *others]):
+        faults = Faults()
+        one, other = halves(part, faults)
+        assert batches.samples_of(one + other) == batches.samples_of(part)
+        told += faults.remarks
+    shorter = "set trainer.gradient_checkpointing: true, or lower agent.history_turns or agent.history_screenshots"
+    longest, fewer = max(row.length for row in (chain, *others)), "lower trainer.microbatch_tokens"
+    assert told == [
+        f"a micro-batch of {what} did not fit the device's memory and was halved: {remedy}"
+        for what, remedy in (
+            (f"one row of {len(chain.samples)} samples and {chain.length} tokens", shorter),
+            (f"one row of {len(branching.samples)} samples and {branching.length} tokens", fewer),
+            (f"{1 + len(others)} rows of up to {longest} tokens", fewer),
+        )
+    ]
 
 
 def test_a_chain_without_its_first_and_last_steps_is_one_still() -> None:

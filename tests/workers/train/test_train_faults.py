@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,7 @@ from train_samples import mixed, sample, screenshot, settings, text, totals  # n
 
 from dart.v1 import session_pb2 as pb  # noqa: E402
 from dart.workers.train.errors import NonFiniteError, SampleError  # noqa: E402
-from dart.workers.train.passes.pace import Alone, Passed  # noqa: E402
+from dart.workers.train.passes.runner import Alone, Passed  # noqa: E402
 from dart.workers.train.trainer import Trainer  # noqa: E402
 
 POISON, PITFALL = 13.0, 17.0
@@ -147,7 +148,8 @@ def test_samples_that_break_the_gradient_twice_are_named(folder: Path) -> None:
     metrics = trainer.update(samples, *totals(samples))
     assert (metrics["samples_left_out"], metrics["steps_skipped"], metrics["gradient_norm"]) == (0, 1, 0)
     assert "the optimiser's step was skipped" in trainer.remarks[0]
-    with pytest.raises(SampleError, match=r"the cause is trajectories 0-1, 2-2 of groups 0, 2") as caught:
+    named = "at 2 steps in a row: the cause is trajectories 0-1, 2-2 of groups 0, 2"
+    with pytest.raises(SampleError, match=named) as caught:
         trainer.update(samples, *totals(samples))
     assert caught.value.trajectories == ("0-1", "2-2")
     assert not caught.value.weights_changed
@@ -238,7 +240,8 @@ def test_a_micro_batch_that_does_not_fit_is_halved_and_changes_nothing(
     ours, theirs = full.snapshot(), roomy.snapshot()
     for name in ours:
         torch.testing.assert_close(ours[name], theirs[name], rtol=0, atol=1e-6)
-    assert full.remarks and all("rows of up to" in line and "were halved" in line for line in full.remarks)
+    told = r"a micro-batch of \d+ rows of up to \d+ tokens did not fit .* was halved: lower trainer\.microbatch_tokens"
+    assert full.remarks and all(re.fullmatch(told, line) for line in full.remarks)
     assert (roomy.token_limit, full.token_limit <= 200) == (400, True)
 
 
@@ -258,18 +261,18 @@ class Told(Alone):
 
 def test_a_backward_pass_that_fails_leaves_nothing_behind_that_fills_the_memory(folder: Path) -> None:
     """What a rank that shares weights then still has to take part in needs memory of its own."""
-    trainer, pace = Trainer(settings(folder, microbatch_tokens=400)), Told()
-    trainer._pace = pace
+    trainer, runner = Trainer(settings(folder, microbatch_tokens=400)), Told()
+    trainer._runner = runner
 
     def after(_module: Any, _args: Any, output: Any) -> None:
         hidden = output[0] if isinstance(output, tuple) else output
         if hidden.requires_grad and hidden.shape[0] > 1:
-            pace.about = weakref.ref(hidden)
+            runner.about = weakref.ref(hidden)
 
     trainer.model.get_decoder().layers[0].register_forward_hook(after)
     out_of_memory(trainer, backward=True, rows=1)
     trainer.update(mixed(groups=3), *totals(mixed(groups=3)))
-    assert pace.held and not any(pace.held)
+    assert runner.held and not any(runner.held)
 
 
 def test_memory_that_a_library_does_not_find_is_no_fault_of_the_samples() -> None:
@@ -293,7 +296,7 @@ def test_a_sample_that_does_not_fit_alone_is_left_out_and_named(folder: Path) ->
     metrics = trainer.update(with_it, *totals(with_it))
     assert (metrics["samples_left_out"], metrics["steps_taken"]) == (1, 1)
     assert trainer.remarks[-1].startswith("sample long/0 of group l was left out of the update: its ")
-    assert trainer.remarks[-1].endswith("tokens alone do not fit the device's memory")
+    assert "tokens alone do not fit the device's memory: set trainer.gradient_checkpointing" in trainer.remarks[-1]
     assert metrics["gradient_norm"] == pytest.approx(without.update(silent, *totals(silent))["gradient_norm"], rel=1e-4)
     with pytest.raises(SampleError, match=r"finite numbers and fits the device's memory: \['long'\]"):
         trainer.update([long[0]], *totals([long[0]]))

@@ -12,7 +12,6 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.torch
 
-import tiny_model  # noqa: E402
 from train_samples import PAD, alone, episodes, mixed, read, sample, screenshot, settings, totals  # noqa: E402
 
 from dart.v1 import session_pb2 as pb  # noqa: E402
@@ -24,10 +23,8 @@ from dart.workers.train.trainer import Trainer  # noqa: E402
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path: Path = tmp_path_factory.mktemp("model")
-    tiny_model.build(path)
-    return path
+def folder(each_family: Path) -> Path:
+    return each_family
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,6 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.torch
 
-import tiny_model  # noqa: E402
 from train_samples import alone, episodes, fusing, mixed, settings, totals  # noqa: E402, F401
 
 from dart.errors import UserError  # noqa: E402
@@ -19,11 +18,9 @@ from dart.workers.train.kernels import fused  # noqa: E402
 from dart.workers.train.trainer import Trainer  # noqa: E402
 
 
-@pytest.fixture(scope="module", params=["qwen3", "qwen2_5"])
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path: Path = tmp_path_factory.mktemp(request.param)
-    {"qwen3": tiny_model.build, "qwen2_5": tiny_model.build_windowed}[request.param](path)
-    return path
+@pytest.fixture(scope="module")
+def folder(each_family: Path) -> Path:
+    return each_family
 
 
 def _computed(trainer: Trainer, dtype: Any) -> list[Any]:

@@ -155,7 +155,7 @@ def test_what_does_not_fit_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     shutil.copytree(saved, plain := tmp_path / "plain")
     shutil.rmtree(plain / "adapter")
     for model, resumed, lora, told in (
-        (folder, saved, None, r"resume_from: .* was made with trainer\.lora"),
+        (folder, saved, None, r"checkpoint .* was made with trainer\.lora"),
         (folder, plain, {}, r"trainer\.lora: .* has no adapter"),
         (folder, saved, {"rank": 8}, r"trainer\.lora\.rank is 8, and was 16"),
         (folder, saved, {"alpha": 8}, r"trainer\.lora\.alpha is 8, and was 32"),
@@ -167,7 +167,7 @@ def test_what_does_not_fit_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         with pytest.raises(UserError, match=told):
             Trainer(settings(model, lora=lora, resume_from=resumed))
     (saved / "adapter" / "adapter_config.json").write_text(json.dumps({}))
-    with pytest.raises(UserError, match=r"the adapter in .* cannot be read"):
+    with pytest.raises(UserError, match=r"checkpoint .*saved: its adapter cannot be read .*: remove that folder"):
         Trainer(settings(folder, lora={}, resume_from=saved))
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(UserError, match=r"PEFT is not installed: install dart's extra `train`"):

@@ -68,6 +68,9 @@ def test_two_ranks_make_the_same_update(alone: Any, ranks: Any, split: str) -> N
             torch.testing.assert_close(result["weights"][name], tensor, rtol=0, atol=1e-6)
         for name in ("loss", "gradient_norm", "entropy", "importance_weight", "staleness"):
             assert result["metrics"][name] == pytest.approx(metrics[name], abs=1e-5), (name, rank)
+        # Of both ranks; where samples that begin alike are on both, each computes their beginning.
+        operations = result["metrics"]["model_operations"] / metrics["model_operations"]
+        assert operations == pytest.approx(1.0) if split.endswith("empty") else 1.05 < operations < 2, rank
         if split.startswith("selecting"):
             # Of four steps per group two reach the quantile between the second and the third.
             for name in ("selected_share", "entropy_threshold"):

@@ -305,9 +305,7 @@ async def test_a_checkpoint_that_would_fill_the_disk_is_refused_before_it_is_wri
     usage, path = shutil.disk_usage(tmp_path), tmp_path / "checkpoints" / "v000001"
     command = pb.SaveCheckpoint(assignment=pb.Assignment(assignment_id="c1", attempt=1), path=str(path))
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=int(checkpoint.LEFT_BYTES) + 1_000_000))
-    with pytest.raises(
-        CommandError, match=r"cannot be written: .*1 GB are left to the run: make room"
-    ):
+    with pytest.raises(CommandError, match=r"cannot be written: .*1 GB are left to the run: make room"):
         await role.handle(command)
     assert not path.parent.exists()
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=int(checkpoint.LEFT_BYTES) + 1_000_000_000))

@@ -1,4 +1,4 @@
-"""Weights sharded over two ranks train as whole ones do on one rank, and no rank waits for another for ever."""
+"""Weights sharded over two or four ranks train as whole ones do on one rank, and no rank waits for another for ever."""
 
 from __future__ import annotations
 
@@ -17,13 +17,31 @@ from ranks.start import run_ranks  # noqa: E402
 from train_samples import settings, totals  # noqa: E402
 
 from dart import manifest  # noqa: E402
+from dart.v1 import session_pb2 as pb  # noqa: E402
 from dart.workers.train.passes.lockstep import NEVER, Script  # noqa: E402
 from dart.workers.train.trainer import Trainer  # noqa: E402
 
 SCRIPT = Path(cases.__file__)
 RANKS = 2
+RUN = {2: (), 4: ("selection_and_kl", "bad_data")}
+"""Which cases so many ranks run: none stands for all."""
 CLOSE = 1e-6
-"""Steps are of 2e-6: Adam turns rounding in a gradient near 0 into a part of a step, of either sign."""
+"""How far weights may be from those of one rank; each update moves some by a hundred times as much."""
+
+
+def furthest(one: dict[str, Any], other: dict[str, Any]) -> float:
+    assert list(one) == list(other)
+    return max(float((one[name] - other[name]).detach().abs().max()) for name in one)
+
+
+def updated(trainer: Trainer, times: int, samples: list[pb.Sample]) -> list[tuple[dict[str, float], dict[str, Any]]]:
+    """Metrics and weights after each of so many updates."""
+    found = []
+    for _ in range(times):
+        before = trainer.snapshot()
+        found.append((trainer.update(samples, *totals(samples)), trainer.snapshot()))
+        assert furthest(found[-1][1], before) > 50 * CLOSE
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -35,42 +53,37 @@ def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def alone(folder: Path, windowed: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What one rank has: weights and metrics after each update, and its checkpoint after the first."""
-    earlier = tmp_path_factory.mktemp("earlier") / "v1"
-    results: dict[str, Any] = {"checkpoint": earlier}
-    both = Trainer(settings(folder, **cases.BASE, loss=cases.BOTH))
-    start = both.snapshot()
-    for number in (1, 2, 3):
-        metrics = both.update(cases.batch(), *totals(cases.batch()))
-        results[f"both {number}"] = both.snapshot(), metrics
-        if number == 1:
-            both.save_checkpoint(earlier)
-    assert max(float((both.snapshot()[name] - start[name]).abs().max()) for name in start) > 4e-6
-    plain = Trainer(settings(folder, **cases.BASE))
-    for _ in range(2):
-        metrics = plain.update(cases.batch(), *totals(cases.batch()))
-    results["plain"] = plain.snapshot(), metrics
-    silent = Trainer(settings(folder, **cases.BASE))
-    samples = cases.with_long(advantage=0.0)
-    metrics = silent.update(samples, *totals(samples))
-    results["without the long one"] = silent.snapshot(), metrics
-    frozen = Trainer(settings(folder, **cases.BASE, loss=cases.BOTH, freeze_vision=True))
-    for _ in range(2):
-        metrics = frozen.update(cases.batch(), *totals(cases.batch()))
-    results["frozen vision"], results["start"] = (frozen.snapshot(), metrics), start
-    other = Trainer(settings(windowed, **cases.BASE))
-    for _ in range(2):
-        metrics = other.update(cases.batch(), *totals(cases.batch()))
-    results["another family"] = other.snapshot(), metrics
-    return results
+    """What one rank has: metrics and weights after each update, and its checkpoint after the first."""
+
+    def made(path: Path = folder, **options: Any) -> Trainer:
+        return Trainer(settings(path, **cases.BASE, **options))
+
+    both, batch, checkpoint = made(loss=cases.BOTH), cases.batch(), tmp_path_factory.mktemp("earlier") / "v1"
+    start, first = both.snapshot(), updated(both, 1, batch)
+    both.save_checkpoint(checkpoint)
+    return {
+        "start": start,
+        "checkpoint": checkpoint,
+        "both": first + updated(both, 2, batch),
+        "plain": updated(made(), 2, batch),
+        "without the long one": updated(made(), 1, cases.with_long(advantage=0.0)),
+        "frozen vision": updated(made(loss=cases.BOTH, freeze_vision=True), 2, batch),
+        "another family": updated(made(windowed), 2, batch),
+    }
 
 
 @pytest.fixture(scope="module")
 def ranks(folder: Path, windowed: Path, alone: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """What each rank had in each case, by name."""
-    out = tmp_path_factory.mktemp("ranks")
-    run_ranks(SCRIPT, [str(folder), str(windowed), str(alone["checkpoint"]), str(out)], RANKS)
-    return lambda name: [torch.load(out / f"{name}-{rank}.pt", weights_only=False) for rank in range(RANKS)] + [out]
+    """What each rank had in a case, by the case's name and the number of ranks, and then their folder."""
+    folders: dict[int, Path] = {count: tmp_path_factory.mktemp(f"{count}_ranks") for count in RUN}
+    for count, names in RUN.items():
+        run_ranks(SCRIPT, [*map(str, (folder, windowed, alone["checkpoint"], folders[count])), *names], count)
+
+    def had(name: str, count: int = RANKS) -> list[Any]:
+        out = folders[count]
+        return [torch.load(out / f"{name}-{rank}.pt", weights_only=False) for rank in range(count)] + [out]
+
+    return had
 
 
 def test_a_pass_with_other_collectives_than_were_recorded_is_refused_before_ranks_wait() -> None:
@@ -96,41 +109,48 @@ def test_a_pass_with_other_collectives_than_were_recorded_is_refused_before_rank
         script.end(torch.OutOfMemoryError("too little even for nothing"))
 
 
-def furthest(one: dict[str, Any], other: dict[str, Any]) -> float:
-    assert list(one) == list(other)
-    return max(float((one[name] - other[name]).detach().abs().max()) for name in one)
-
-
-def test_three_updates_with_selection_and_kl_and_uneven_shares(alone: Any, ranks: Any) -> None:
-    weights, metrics = alone["both 3"]
-    first, second, _ = ranks("selection_and_kl")
-    assert furthest(first["weights"], weights) <= CLOSE
-    assert second["weights"] == {}
-    for result in (first, second):
+@pytest.mark.parametrize("count", RUN)
+@pytest.mark.parametrize("activations", ["kept", "checkpointed"])
+def test_three_updates_with_selection_and_kl_and_uneven_shares(
+    alone: Any, ranks: Any, count: int, activations: str
+) -> None:
+    metrics, weights = alone["both"][-1]
+    results = [result[activations] for result in ranks("selection_and_kl", count)[:count]]
+    assert furthest(results[0]["weights"], weights) <= CLOSE
+    assert all(result["weights"] == {} for result in results[1:])
+    for result in results:
         for name in ("loss", "gradient_norm", "entropy", "kl_reference", "selected_share", "entropy_threshold"):
             assert result["metrics"][name] == pytest.approx(metrics[name], abs=1e-5), name
         assert result["metrics"]["kl_reference"] > 0
         # Tensors of an odd length are not cut in the middle.
-        assert result["held"] == pytest.approx({"weights": 1 / RANKS, "moments": 1 / RANKS}, abs=1e-3)
+        assert result["held"] == pytest.approx({"weights": 1 / count, "moments": 1 / count}, abs=1e-3)
 
 
 def test_a_rank_without_samples_and_checkpointing(alone: Any, ranks: Any) -> None:
-    weights, metrics = alone["plain"]
+    metrics, weights = alone["plain"][-1]
     first, second, _ = ranks("nothing_on_one_rank")
     assert furthest(first["weights"], weights) <= CLOSE
     assert first["metrics"]["gradient_norm"] == pytest.approx(metrics["gradient_norm"], rel=1e-4)
     assert first["metrics"]["loss"] == second["metrics"]["loss"]
 
 
-def test_bad_data_on_one_rank_is_an_error_on_all_and_the_next_update_works(ranks: Any) -> None:
-    *results, _ = ranks("bad_data")
+@pytest.mark.parametrize("count", RUN)
+def test_bad_data_on_any_rank_is_an_error_on_all_and_the_next_update_works(alone: Any, ranks: Any, count: int) -> None:
+    results = ranks("bad_data", count)[:count]
     for rank, result in enumerate(results):
-        kinds = [line.partition(":")[0] for line in result["lines"]]
-        assert kinds == ["SampleError", "SampleError"]
-        assert all(("another rank" in line) == (rank == 0) for line in result["lines"])
-        assert result["version"] == 0
-        assert result["metrics"]["steps_taken"] == 1
-    assert "log-probs" in results[0]["lines"][0] and "placeholders" in results[0]["lines"][1]
+        assert len(result["refused"]) == 10 * len(result["after"]), "each seed's, of each trainer"
+        for kind, at, trajectory, message, blamed in result["refused"]:
+            assert kind in message and trajectory in message
+            assert message.startswith("another rank could not") == (rank != at)
+            assert blamed == (trajectory,)
+        assert {kind for kind, *_ in result["refused"]} == set(cases.DAMAGE)
+        assert {at for _, at, *_ in result["refused"]} == set(range(count))
+        assert result["versions"] == [1, 1]
+        for name, (metrics, weights) in result["after"].items():
+            expected, trained = alone[name][0]
+            assert metrics["gradient_norm"] == pytest.approx(expected["gradient_norm"], rel=1e-4)
+            if rank == 0:
+                assert furthest(weights, trained) <= CLOSE
 
 
 def test_a_sample_that_comes_to_no_number_on_one_rank_is_left_out(alone: Any, ranks: Any) -> None:
@@ -140,7 +160,7 @@ def test_a_sample_that_comes_to_no_number_on_one_rank_is_left_out(alone: Any, ra
     assert second["remarks"] == [
         f"sample {cases.TOO_LONG}/0 of group long was left out of the update: its log-probs are not finite"
     ]
-    assert furthest(first["weights"], alone["without the long one"][0]) <= CLOSE
+    assert furthest(first["weights"], alone["without the long one"][-1][1]) <= CLOSE
 
 
 def test_ranks_that_stop_in_the_same_pass_each_leave_out_their_own_sample(ranks: Any) -> None:
@@ -164,7 +184,7 @@ def test_an_infinite_gradient_on_one_rank_is_skipped_and_then_named_on_all(ranks
 
 def test_minibatches_of_two_ranks_are_those_of_one_that_is_dealt_the_same(folder: Path, ranks: Any) -> None:
     first, second, _ = ranks("minibatches")
-    alone = Trainer(settings(folder, **{**cases.BASE, "learning_rate": cases.MINIBATCH_RATE, "minibatches": 2}))
+    alone = Trainer(settings(folder, **cases.BASE, minibatches=2))
     read = alone._read
     alone._deal = lambda rows: [rows]  # type: ignore[method-assign]
     for number in range(2):
@@ -181,13 +201,13 @@ def test_minibatches_of_two_ranks_are_those_of_one_that_is_dealt_the_same(folder
             assert metrics["kl_old"] > 1e-3
             for name in ("loss", "gradient_norm", "entropy", "ratio", "kl_old"):
                 assert metrics[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-5), name
-    assert furthest(first["weights"], alone.snapshot()) <= cases.MINIBATCH_RATE / 2
+    assert furthest(first["weights"], alone.snapshot()) <= CLOSE
 
 
 @pytest.mark.parametrize("where", ["forward", "backward"])
 def test_memory_that_runs_out_on_one_rank_halves_its_micro_batches(alone: Any, ranks: Any, where: str) -> None:
     first, second = (one[where] for one in ranks("memory")[:RANKS])
-    assert furthest(first["weights"], alone["without the long one"][0]) <= CLOSE
+    assert furthest(first["weights"], alone["without the long one"][-1][1]) <= CLOSE
     assert first["metrics"]["samples_left_out"] == second["metrics"]["samples_left_out"] == 1
     assert (first["remarks"], first["limit"]) == ([], 400)
     assert any("rows of up to" in line and "halved" in line for line in second["remarks"])
@@ -197,7 +217,7 @@ def test_memory_that_runs_out_on_one_rank_halves_its_micro_batches(alone: Any, r
 
 
 def test_what_a_frozen_tower_made_while_a_rank_lacked_memory_is_not_kept(alone: Any, ranks: Any) -> None:
-    weights, metrics = alone["frozen vision"]
+    metrics, weights = alone["frozen vision"][-1]
     first, second, _ = ranks("memory_in_a_frozen_tower")
     assert first["remarks"] == second["remarks"] == [], "of the second update"
     assert first["metrics"]["entropy"] == pytest.approx(metrics["entropy"], abs=1e-5)
@@ -229,7 +249,7 @@ def test_checkpoint_of_sharded_weights_resumes_bit_for_bit_on_two_ranks_and_on_o
 def test_checkpoint_of_one_rank_resumes_on_two(alone: Any, ranks: Any) -> None:
     result, other, _ = ranks("from_one_rank")
     assert result["counters"] == other["counters"] == (1, 1)
-    assert furthest(result["weights"], alone["both 2"][0]) <= CLOSE
+    assert furthest(result["weights"], alone["both"][1][1]) <= CLOSE
 
 
 def test_bfloat16_is_gathered_from_float32_parts_and_the_kl_begins_at_zero(ranks: Any) -> None:
@@ -243,27 +263,27 @@ def test_bfloat16_is_gathered_from_float32_parts_and_the_kl_begins_at_zero(ranks
 
 def test_bfloat16_on_two_ranks_is_that_of_one(folder: Path, ranks: Any) -> None:
     def one(dtype: str) -> tuple[Any, dict[str, float]]:
-        options = {"loss": {"kl_coefficient": 0.1}, "learning_rate": 1e-5}
-        trainer = Trainer(settings(folder, **{**cases.BASE, **options}, dtype=dtype))
+        trainer = Trainer(settings(folder, **cases.BASE, loss={"kl_coefficient": 0.1}, dtype=dtype))
         return cases.logprobs_of(trainer, cases.batch()), trainer.update(cases.batch(), *totals(cases.batch()))
 
     logprobs, metrics = one("bfloat16")
     exact, exactly = one("float32")
-    # One rank rounds inside linear layers only, several round all that lies between them too. Measured: log-probs of
-    # the two are 0.0125 apart on average and 0.038 at most, and 0.0116 and 0.0158 on average from those of float32;
-    # losses are 1.3e-4 apart, entropies 4.4e-4, and norms 0.12 %.
+    # One rank rounds inside linear layers only, several round all that lies between them too. Measured on two kinds of
+    # CPU, the second without instructions for bfloat16: log-probs of the two are 0.0125 and 0.0123 apart on average and
+    # 0.038 and 0.039 at most; losses 1.3e-4 and 3.3e-4, entropies 4.4e-4 and 1.5e-4, and norms 0.12 % and 0.54 %. On
+    # the second, several ranks are 7.6e-4 in loss and 0.55 % in norm from float32.
     for result in ranks("bfloat16")[:RANKS]:
         for other in (logprobs, exact):
             apart = (result["before"] - other).abs()
             assert 0 < float(apart.mean()) < 0.03 and float(apart.max()) < 0.1
         for other in (metrics, exactly):
-            assert result["metrics"]["loss"] == pytest.approx(other["loss"], abs=1e-3)
+            assert result["metrics"]["loss"] == pytest.approx(other["loss"], abs=2e-3)
             assert result["metrics"]["entropy"] == pytest.approx(other["entropy"], abs=2e-3)
-            assert result["metrics"]["gradient_norm"] == pytest.approx(other["gradient_norm"], rel=5e-3)
+            assert result["metrics"]["gradient_norm"] == pytest.approx(other["gradient_norm"], rel=2e-2)
 
 
 def test_a_frozen_tower_that_is_sharded_stays_as_it_is(alone: Any, ranks: Any) -> None:
-    weights, metrics = alone["frozen vision"]
+    metrics, weights = alone["frozen vision"][-1]
     first, second, _ = ranks("frozen_vision")
     assert furthest(first["weights"], weights) <= CLOSE
     assert first["metrics"]["gradient_norm"] == pytest.approx(metrics["gradient_norm"], rel=1e-4)
@@ -276,7 +296,7 @@ def test_a_frozen_tower_that_is_sharded_stays_as_it_is(alone: Any, ranks: Any) -
 
 
 def test_another_family_with_windowed_vision_and_tied_embeddings(alone: Any, ranks: Any) -> None:
-    weights, metrics = alone["another family"]
+    metrics, weights = alone["another family"][-1]
     first, second, _ = ranks("another_family")
     assert furthest(first["weights"], weights) <= CLOSE
     assert first["metrics"]["gradient_norm"] == pytest.approx(metrics["gradient_norm"], rel=1e-4)

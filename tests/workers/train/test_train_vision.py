@@ -11,7 +11,6 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.torch
 
-import tiny_model  # noqa: E402
 from train_samples import PAD, alone, mixed, sample, screenshot  # noqa: E402
 
 from dart.errors import UserError  # noqa: E402
@@ -25,10 +24,8 @@ LAYOUT = Layout(vocab_size=264, image_token_id=PAD, merge_size=2, banned=(3, 4, 
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path: Path = tmp_path_factory.mktemp("model")
-    tiny_model.build(path)
-    return path
+def folder(each_family: Path) -> Path:
+    return each_family
 
 
 @pytest.fixture
@@ -48,8 +45,8 @@ def batch_of(screenshots: ProcessedScreenshots, samples: list[pb.Sample]) -> Mic
 
 
 def everything(made: vision.Encoded | None) -> list[Any]:
-    assert made is not None and made.deepstack_features is not None
-    return [*made.pooler_output, *(part for level in made.deepstack_features for part in level)]
+    assert made is not None
+    return [*made.pooler_output, *(part for level in made.deepstack_features or () for part in level)]
 
 
 def test_the_tower_runs_once_for_each_distinct_screenshot(model: Any, screenshots: ProcessedScreenshots) -> None:
@@ -63,6 +60,35 @@ def test_the_tower_runs_once_for_each_distinct_screenshot(model: Any, screenshot
         assert torch.equal(output, made.pooler_output[batch.image_index.index(index)])
     assert made.pooler_output[0].requires_grad
     assert vision.features(model, batch_of(screenshots, [sample("a", "go", "1", 1.0, [])])) is None
+
+
+def test_the_tower_gives_what_transformers_gives(
+    folder: Path, model: Any, screenshots: ProcessedScreenshots, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Screenshots of several sizes, most of which no window divides: there are whole windows, halves and quarters."""
+    from transformers import AutoModelForImageTextToText
+
+    sizes = ((64, 96), (96, 64), (32, 32), (160, 224), (128, 128))
+    images = [screenshot(seed, *size) for seed, size in enumerate(sizes)]
+    batch = batch_of(screenshots, [sample("a", "go", "1", 1.0, images)])
+    lengths: set[int] = set()
+
+    def told(boundaries: Any) -> Any:
+        lengths.update(boundaries.diff().tolist())
+        return by_length(boundaries)
+
+    by_length = vision._by_length
+    monkeypatch.setattr(vision, "_by_length", told)
+    found = vision.features(model, batch)
+    of_images = {width * height // 256 for width, height in sizes}
+    windowed = model.config.model_type == "qwen2_5_vl"
+    assert lengths == of_images | ({4, 8, 16} if windowed else set())
+    plain = AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager").eval()
+    expected = plain.model.get_image_features(batch.pixel_values, batch.image_grid_thw, return_dict=True)
+    deep = getattr(expected, "deepstack_features", None)
+    assert (deep is None) == windowed
+    for one, other in zip(everything(found), everything(vision.Encoded(expected.pooler_output, deep)), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=2e-5)
 
 
 def test_what_is_kept_is_what_the_tower_gives(model: Any, screenshots: ProcessedScreenshots) -> None:

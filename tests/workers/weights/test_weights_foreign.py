@@ -71,5 +71,5 @@ def test_a_broken_description_is_told(tmp_path: Path, data: bytes) -> None:
     with pytest.raises(UserError, match="is not what dart writes"):
         _check_parts(folder)
     (folder / ".metadata").unlink()
-    with pytest.raises(UserError, match="use another checkpoint"):
+    with pytest.raises(UserError, match=f"checkpoint {tmp_path}: parts does not fit .* or remove that folder"):
         _check_parts(folder)

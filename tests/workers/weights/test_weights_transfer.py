@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
@@ -74,9 +74,32 @@ def _received(group: Group, specs: list[TensorSpec]) -> dict[str, torch.Tensor]:
     return dict(receive(group, specs))
 
 
+def _as_late_as_possible(self: Group, tensor: torch.Tensor) -> Callable[[], None]:
+    """A broadcast that reads its buffer only when it is waited for."""
+
+    def wait() -> None:
+        begin_broadcast(self, tensor)()
+
+    return wait
+
+
+begin_broadcast = Group.begin_broadcast
+
+
+@pytest.mark.filterwarnings("error:An output with one or more elements was resized")  # a buffer that did not grow
+@pytest.mark.parametrize("begin", [begin_broadcast, _as_late_as_possible])
+@pytest.mark.parametrize("bucket_bytes", [gloo.BUCKET_BYTES, 64])
 def test_tensors_arrive_as_they_were_sent_again_and_again(
-    group: wpb.TransferGroup, sender: Sender, pool: ThreadPoolExecutor
+    group: wpb.TransferGroup,
+    sender: Sender,
+    pool: ThreadPoolExecutor,
+    monkeypatch: pytest.MonkeyPatch,
+    bucket_bytes: int,
+    begin: Callable[[Group, torch.Tensor], Callable[[], None]],
 ) -> None:
+    """In one bucket, and in four, for which one of the two buffers has to grow, and the other has room to spare."""
+    monkeypatch.setattr(gloo, "BUCKET_BYTES", bucket_bytes)
+    monkeypatch.setattr(Group, "begin_broadcast", begin)
     tensors = _tensors()
     specs = specs_from_proto(specs_to_proto(spec_of(name, tensor) for name, tensor in tensors.items()))
     joined = pool.submit(_join, group)

@@ -12,6 +12,7 @@ from dart.errors import UserError
 from dart.workers.env.android.adb import Adb, DeviceError
 from dart.workers.env.android.device import Phone
 from dart.workers.env.android.options import AndroidOptions, Device
+from dart.workers.env.reachable import silent
 
 SECONDS = 10.0
 T = TypeVar("T")
@@ -55,9 +56,7 @@ async def _device(options: AndroidOptions, device: Device, screen: tuple[int, in
 
 def servers(options: AndroidOptions) -> str | None:
     """Which AndroidWorld servers do not answer; None if all do."""
-    urls = [device.android_world for device in options.devices]
-    with ThreadPoolExecutor(16) as pool:
-        wrong = [f"{url} {why}" for url, why in zip(urls, pool.map(_silent, urls), strict=True) if why]
+    wrong = silent([f"{device.android_world}/health" for device in options.devices])
     if not wrong:
         return None
     return (
@@ -97,16 +96,6 @@ def _listed(url: str) -> set[str]:
         return set(Tasks.model_validate_json(answer.content).task_list)
     except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError):
         return set()
-
-
-def _silent(url: str) -> str:
-    import httpx
-
-    try:
-        answer = httpx.get(f"{url}/health", timeout=SECONDS, trust_env=False)
-    except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-        return f"does not answer ({type(error).__name__})"
-    return "" if answer.is_success else f"answers {answer.status_code}"
 
 
 def _finished(work: Coroutine[None, None, T]) -> T:

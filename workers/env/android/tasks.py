@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import shlex
 from collections.abc import Collection
@@ -17,6 +16,7 @@ from dart.errors import UserError
 from dart.workers.env.android.adb import DeviceError
 from dart.workers.env.android.device import Phone
 from dart.worlds import Verdict
+from dart.worlds.tasks import no_task
 
 SUFFIXES = (".yaml", ".yml", ".json")
 MOST_EVIDENCE = 2000
@@ -92,10 +92,7 @@ class Folder:
         """Raises UserError if there is no such task, or its file is not valid."""
         path = self._paths.get(name)
         if path is None:
-            close = difflib.get_close_matches(name, self._paths, n=3, cutoff=0.4) or list(self._paths)[:3]
-            raise UserError(
-                f"environment.tasks.names: {self.folder} has no task {name!r}: did you mean {', '.join(close)}?"
-            )
+            raise no_task(self.folder, name, self._paths)
         try:
             return TaskFile.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
         except ValidationError as error:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
@@ -13,16 +13,18 @@ from dart.errors import UserError
 from dart.workers.env.android.gestures import ACTIONS
 from dart.workers.env.android.options import AndroidOptions, Device
 from dart.workers.env.android.tasks import Folder, OwnTasks
-from dart.workers.env.web import problem
 from dart.worlds import Env, Full, Timeouts, World
 from dart.worlds.closing import close_all
 from dart.worlds.locks import Locks
+from dart.worlds.missing import package, problem
 
 if TYPE_CHECKING:
     import httpx
 
     from dart.workers.env.android.device import Phone
     from dart.workers.env.android.environment import AndroidEnv, Tasks
+
+_httpx = partial(package, "httpx", extra="android")
 
 
 class Android(World):
@@ -149,8 +151,3 @@ class Android(World):
         assert self._client is not None
         url, options = phone.adb.device.android_world, self._options
         return Benchmark(url, options.task_family, options.server_seconds, self._client)
-
-
-def _httpx() -> str | None:
-    found = importlib.util.find_spec("httpx")
-    return None if found else "the package httpx is not installed: run `pip install 'dart-gui-rl[android]'`"

@@ -12,14 +12,13 @@ from Xlib import error as xerror
 
 from dart.core.action import Action, Observe, Wait
 from dart.core.types import Image, Observation, Task
-from dart.errors import UserError
 from dart.workers.env.desktop import setup
 from dart.workers.env.desktop.grading.verdict import grade
 from dart.workers.env.desktop.oracle import Oracle
 from dart.workers.env.desktop.session import Session
 from dart.workers.env.desktop.tasks import TaskFile, check_task, load
 from dart.workers.env.desktop.tree import Node
-from dart.workers.env.desktop.world import SUITE, DesktopOptions
+from dart.workers.env.desktop.world import DesktopOptions
 from dart.worlds import EnvironmentFailure, SyncEnv, Verdict
 from dart.worlds.pictures import NO_IMAGE
 
@@ -44,8 +43,6 @@ class DesktopEnv(SyncEnv):
 
     def reset(self, task: Task) -> Observation:
         """Prepare the task on a fresh desktop. Raises UserError for a task that cannot run here."""
-        if task.suite != SUITE:
-            raise UserError(f"task {task.id} is of suite {task.suite!r}, this environment runs {SUITE!r}: use another")
         check_task(task.name)
         if self._task is not None or not self.probe():
             self._boot()

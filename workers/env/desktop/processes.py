@@ -7,7 +7,6 @@ lock, and the processes whose environment names such a folder. The world webapps
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import itertools
 import json
 import os
@@ -16,7 +15,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,8 +22,9 @@ from pathlib import Path
 from dart.errors import UserError
 from dart.workers.env.desktop import keeper
 from dart.worlds import EnvironmentFailure
+from dart.worlds.locks import abandoned, owned_folder
 
-LOCK, MARKER = "owner", "DART_DESKTOP"
+MARKER = "DART_DESKTOP"
 END_SECONDS = 15.0
 MOST_PATH = 80
 """Names of Unix sockets, which lie in the folder, are at most 107 bytes."""
@@ -37,11 +36,16 @@ class Processes:
     def __init__(self, what: str = "desktop") -> None:
         """`what` is in the folder's name and in messages."""
         self._what = what
-        self.folder, lock = _new_folder(what)
+        self.folder, lock = owned_folder(f"dart-{what}-")
         self._numbers = itertools.count(1)
         self._codes: dict[int, int] = {}
         self._unread = b""
         try:
+            if len(str(self.folder)) > MOST_PATH:
+                shutil.rmtree(self.folder)
+                raise UserError(
+                    f"TMPDIR {self.folder.parent} is too long for Unix sockets below it: set TMPDIR to a shorter path"
+                )
             self._keeper = subprocess.Popen(
                 [sys.executable, "-I", "-S", keeper.__file__, str(self.folder), str(lock)],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=[lock], start_new_session=True, bufsize=0,
@@ -132,18 +136,8 @@ class Processes:
 
 def sweep(what: str = "desktop") -> None:
     """End what desktops of killed keepers left in the temporary folder; those that live are not touched."""
-    for folder in Path(tempfile.gettempdir()).glob(f"dart-{what}-*"):
-        try:
-            lock = os.open(folder / LOCK, os.O_RDWR)
-        except OSError:
-            continue  # it is just being made, or removed, or is not ours
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _end_left(folder)
-        except BlockingIOError:
-            pass
-        finally:
-            os.close(lock)
+    for folder in abandoned(f"dart-{what}-"):
+        _end_left(folder)
 
 
 def marked(folder: Path) -> list[int]:
@@ -165,17 +159,3 @@ def _end_left(folder: Path) -> None:
         time.sleep(0.02)
     keeper.remove_socket(folder)
     shutil.rmtree(folder, ignore_errors=True)
-
-
-def _new_folder(what: str) -> tuple[Path, int]:
-    """A folder and a descriptor of its locked file."""
-    folder = Path(tempfile.mkdtemp(prefix=f"dart-{what}-"))
-    if len(str(folder)) > MOST_PATH:
-        folder.rmdir()
-        raise UserError(f"TMPDIR {folder.parent} is too long for Unix sockets below it: set TMPDIR to a shorter path")
-    # The lock gets its name only once it is locked, so that nobody takes this folder for an abandoned one.
-    unlocked = folder / f"{LOCK}.new"
-    lock = os.open(unlocked, os.O_CREAT | os.O_RDWR, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    unlocked.rename(folder / LOCK)
-    return folder, lock

@@ -6,7 +6,6 @@ docs/worlds.md describes the fields.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import math
 import random
@@ -19,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError, model_va
 
 from dart import assets
 from dart.errors import UserError
+from dart.worlds.tasks import no_task
 
 FOLDER = Path(assets.__file__).parent / "desktop" / "tasks"
 PROGRAMS = {
@@ -221,9 +221,7 @@ def task_names() -> tuple[str, ...]:
 def load(name: str) -> TaskFile:
     """The task of this name. Raises UserError with the closest names if there is none."""
     if name not in task_names():
-        close = difflib.get_close_matches(name, task_names(), n=3, cutoff=0.4)
-        hint = f"did you mean {', '.join(close)}?" if close else f"for example {', '.join(task_names()[:3])}"
-        raise UserError(f"environment.tasks.names: desktop has no task {name!r}: {hint}")
+        raise no_task("desktop", name, task_names())
     path = FOLDER / f"{name}.json"
     try:
         return TaskFile.model_validate_json(path.read_text(encoding="utf-8"))

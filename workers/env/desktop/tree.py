@@ -15,7 +15,7 @@ from jeepney.io.blocking import DBusConnection, open_dbus_connection
 from jeepney.wrappers import DBusErrorResponse, unwrap_msg
 
 PATH, INTERFACE = "/org/a11y/atspi/accessible", "org.a11y.atspi"
-SHOWING, SENSITIVE = 25, 24
+SHOWING = 25
 SCREEN_COORDINATES = 0
 SECONDS = 5.0
 TICK_SECONDS = 0.05
@@ -35,7 +35,6 @@ class Node:
     top: int
     width: int
     height: int
-    depth: int
 
 
 class Tree:
@@ -62,9 +61,9 @@ class Tree:
                 return
             at, depth = open_ends.pop()
             if depth > 1:  # the registry and the applications themselves are not widgets
-                if not self._has(at, SHOWING):
+                if not self._shows(at):
                     continue
-                yield self._node(at, depth)
+                yield self._node(at)
             children = self._ask(at, "Accessible", "GetChildren")
             found = children[0] if children else []
             assert isinstance(found, list)
@@ -84,7 +83,7 @@ class Tree:
             time.sleep(TICK_SECONDS)
         return found
 
-    def _node(self, at: Reference, depth: int) -> Node:
+    def _node(self, at: Reference) -> Node:
         name = self._ask(at, "Properties", "Get", "ss", (f"{INTERFACE}.Accessible", "Name"))
         role = self._ask(at, "Accessible", "GetRoleName")
         textual = role is not None and role[0] in TEXTUAL
@@ -96,13 +95,13 @@ class Tree:
         named = name[0] if name else ("s", "")
         assert isinstance(named, tuple)
         said = str(text[0]) if text else ""
-        return Node(str(named[1]), str(role[0]) if role else "", said, left, top, width, height, depth)
+        return Node(str(named[1]), str(role[0]) if role else "", said, left, top, width, height)
 
-    def _has(self, at: Reference, state: int) -> bool:
+    def _shows(self, at: Reference) -> bool:
         answer = self._ask(at, "Accessible", "GetState")
         words = answer[0] if answer else []
         assert isinstance(words, list)
-        return len(words) > state // 32 and bool(words[state // 32] >> state % 32 & 1)
+        return bool(words and words[0] >> SHOWING & 1)
 
     def _ask(
         self, at: Reference, interface: str, method: str, signature: str = "", body: tuple[object, ...] = ()

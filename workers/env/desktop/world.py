@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
 import logging
 import re
 import shutil
@@ -18,6 +17,7 @@ from pydantic import BaseModel, Field
 from dart.errors import UserError
 from dart.worlds import Env, EnvironmentFailure, Timeouts, World, WorldOptions
 from dart.worlds.closing import close_all
+from dart.worlds.missing import package
 from dart.worlds.threads import Threaded
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 SUITE = "desktop"
-MODULES = {"Xlib": "python-xlib", "jeepney": "jeepney", "PIL": "Pillow"}
+MODULES = ("Xlib", "jeepney", "PIL")
 CLOSE_SECONDS = 60.0
 NEEDED = {
     "Xvfb": "xvfb",
@@ -132,14 +132,11 @@ class Desktop(World):
 
 
 def _missing_modules() -> str | None:
-    missing = [package for module, package in MODULES.items() if importlib.util.find_spec(module) is None]
-    if not missing:
-        return None
-    return f"the packages {', '.join(missing)} are not installed: run `pip install 'dart-gui-rl[env-desktop]'`"
+    return package(*MODULES, extra="env-desktop")
 
 
 def _missing_programs() -> str | None:
-    missing = [package for program, package in NEEDED.items() if shutil.which(program) is None]
+    missing = [debian for program, debian in NEEDED.items() if shutil.which(program) is None]
     if not missing:
         return None
     return f"desktops need {', '.join(missing)}: run `apt-get install --no-install-recommends {' '.join(missing)}`"

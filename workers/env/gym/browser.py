@@ -22,11 +22,12 @@ from dart.core.action import Action, Finish, System, Wait
 from dart.core.types import Image, Observation, Task
 from dart.errors import UserError
 from dart.workers.env.devtools import find_executable
-from dart.workers.env.gym.options import GymOptions, Score
+from dart.workers.env.gym.options import GymOptions
 from dart.workers.env.inputs import PAUSE, InputDevices
 from dart.workers.env.miniwob import pages_folder
 from dart.worlds import EnvironmentFailure, SyncEnv, Verdict, from_png
 from dart.worlds.pictures import NO_IMAGE
+from dart.worlds.scoring import Score
 
 if TYPE_CHECKING:
     from browsergym.core.env import BrowserEnv

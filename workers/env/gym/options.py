@@ -1,20 +1,17 @@
-"""The options of gymnasium environments, and how an episode's rewards become a verdict."""
+"""The options of gymnasium environments."""
 
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
 
 from pydantic import Field, JsonValue, PositiveInt, model_validator
 
 from dart.core.action import Action
 from dart.errors import UserError
-from dart.worlds import Verdict, WorldOptions
+from dart.worlds.scoring import ScoredOptions
 
 Translate = Callable[[Action, object], object]
 """An action and the environment's action space → the environment's action, or None if it has none for this one."""
@@ -23,7 +20,7 @@ BROWSERGYM = "browsergym/"
 """What the ids of BrowserGym's environments begin with."""
 
 
-class GymOptions(WorldOptions):
+class GymOptions(ScoredOptions):
     """`environment.options` where `environment.kind` is gym.
 
     A plain environment needs `actions`, `keys` or `cells`, and `instruction` or `instruction_at`. BrowserGym needs none
@@ -58,15 +55,6 @@ class GymOptions(WorldOptions):
         description="Where a reset's answer holds the instruction, if `instruction` is empty: `info.KEY` or "
         "`observation.KEY`, with dots for keys within.",
     )
-    reward: Literal["sum", "last"] | None = Field(
-        None, description="Which rewards count: their sum, or the last. None: the sum, and BrowserGym's last."
-    )
-    reward_range: tuple[float, float] = Field(
-        (0.0, 1.0), description="The rewards that become 0 and 1; others in proportion, within [0, 1]."
-    )
-    success_at: float | None = Field(
-        None, description="If given, a reward of at least this becomes 1 and any other 0, instead of `reward_range`."
-    )
     browser: str | None = Field(None, description="BrowserGym: Chromium's executable; none: searched for on the PATH.")
     page_timeout_seconds: float = Field(10.0, gt=0.0, description="BrowserGym: the limit of Playwright's own waits.")
     settle_seconds: float = Field(0.0, ge=0.0, description="BrowserGym: waited after each action.")
@@ -76,9 +64,6 @@ class GymOptions(WorldOptions):
 
     @model_validator(mode="after")
     def _consistent(self) -> GymOptions:
-        low, high = self.reward_range
-        if not low < high:
-            raise ValueError(f"reward_range [{low:g}, {high:g}] is not a range: write [what becomes 0, what becomes 1]")
         if self.actions is not None and (self.keys or self.cells):
             raise ValueError(
                 "actions is set, and keys or cells too: remove keys and cells, which your function replaces"
@@ -115,31 +100,6 @@ class GymOptions(WorldOptions):
     def name(self, task: str) -> str:
         """The id without its module, for a task."""
         return self.id.rpartition(":")[2].replace("{task}", task)
-
-
-@dataclass(slots=True)
-class Score:
-    """The rewards of one episode so far."""
-
-    total: float = 0.0
-    last: float = 0.0
-    steps: int = 0
-
-    def add(self, reward: object) -> None:
-        """Raises ValueError for a reward that is not a number."""
-        self.last = float(reward)  # type: ignore[arg-type]
-        self.total += self.last
-        self.steps += 1
-
-    def verdict(self, options: GymOptions, counted: Literal["sum", "last"], evidence: Mapping[str, object]) -> Verdict:
-        """The verdict, with the unscaled reward in its evidence. Raises ValueError for a reward that is NaN."""
-        raw = self.total if (options.reward or counted) == "sum" else self.last
-        if options.success_at is not None:
-            reward = float(raw >= options.success_at)
-        else:
-            low, high = options.reward_range
-            reward = min(max((raw - low) / (high - low), 0.0), 1.0)  # NaN stays NaN, which Verdict refuses
-        return Verdict(reward, {"reward": raw, "steps": self.steps, **evidence})
 
 
 def import_here(module: str, field: str) -> object:

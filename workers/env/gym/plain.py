@@ -11,10 +11,12 @@ from pydantic import BaseModel
 from dart.core.action import Action
 from dart.core.types import Image, Observation, Task
 from dart.errors import UserError
-from dart.workers.env.gym.options import GymOptions, Score
+from dart.workers.env.gym.options import GymOptions
 from dart.workers.env.gym.translate import check_space, translator
+from dart.workers.env.openenv.templates import find
 from dart.worlds import EnvironmentFailure, SyncEnv, Verdict, from_pixels
 from dart.worlds.pictures import NO_IMAGE
+from dart.worlds.scoring import Score
 
 if TYPE_CHECKING:
     import gymnasium
@@ -95,17 +97,12 @@ class PlainGym(SyncEnv):
     def _instruction(self, task: Task, observation: object, info: Mapping[str, object]) -> str:
         if self._settings.instruction:
             return self._settings.instruction.replace("{task}", task.name)
-        where = self._settings.instruction_at
-        found: object = {"observation": observation, "info": info}
-        for key in where.split("."):
-            if not isinstance(found, Mapping) or key not in found:
-                keys = ", ".join(map(str, found)) if isinstance(found, Mapping) else "no keys"
-                raise UserError(
-                    f"environment.options.instruction_at is {where!r}, but the answer to the reset has no {key!r} "
-                    f"there: it has {keys}"
-                )
-            found = found[key]
-        return str(found)
+        try:
+            return str(find(self._settings.instruction_at, {"observation": observation, "info": info}))
+        except LookupError as error:
+            raise UserError(
+                f"environment.options.instruction_at: the answer to the reset: {error}: name a value that it has"
+            ) from None
 
     @staticmethod
     def _look(env: gymnasium.Env[object, object]) -> Image:

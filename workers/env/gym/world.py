@@ -5,19 +5,20 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Callable, Mapping
-from importlib import metadata
+from functools import partial
 
 from pydantic import BaseModel
 
 from dart.errors import UserError
+from dart.versions import installed
 from dart.workers.env.devtools import find_executable
 from dart.workers.env.gym.browser import MINIWOB_URL, BrowserGym
 from dart.workers.env.gym.options import GymOptions, import_here
 from dart.workers.env.gym.plain import PlainGym
 from dart.workers.env.gym.translate import translator
 from dart.workers.env.miniwob import pages_folder
-from dart.workers.env.web import problem
 from dart.worlds import Env, World
+from dart.worlds.missing import package, problem
 from dart.worlds.plugs import make
 from dart.worlds.threads import Threaded
 
@@ -36,7 +37,7 @@ class Gym(World):
     def checks(cls, options: BaseModel) -> dict[str, Callable[[], str | None]]:
         if not isinstance(options, GymOptions):
             return {}
-        found: dict[str, Callable[[], str | None]] = {"gymnasium": lambda: problem(_gymnasium)}
+        found: dict[str, Callable[[], str | None]] = {"gymnasium": partial(package, "gymnasium", extra="gym")}
         if options.is_browsergym:
             found["browsergym"] = lambda: problem(lambda: _browsergym(options))
             found["chromium"] = lambda: problem(lambda: find_executable(options.browser))
@@ -48,13 +49,7 @@ class Gym(World):
 
     @property
     def versions(self) -> Mapping[str, str]:
-        found = {}
-        for name in PACKAGES:
-            try:
-                found[name] = metadata.version(name)
-            except metadata.PackageNotFoundError:
-                continue
-        return found
+        return installed(*PACKAGES)
 
     async def start(self, options: BaseModel, screen: tuple[int, int]) -> None:
         assert isinstance(options, GymOptions)
@@ -82,11 +77,6 @@ class Gym(World):
     async def close(self) -> None:
         if self._each is not None:
             await self._each.close()
-
-
-def _gymnasium() -> None:
-    if importlib.util.find_spec("gymnasium") is None:
-        raise UserError("the package gymnasium is not installed: run `pip install 'dart-gui-rl[gym]'`")
 
 
 def _browsergym(options: GymOptions) -> None:

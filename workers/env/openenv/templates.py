@@ -83,15 +83,15 @@ def _place(at: a.Point, size: tuple[int, int]) -> dict[str, object]:
     return {"x": at.x, "y": at.y, "px": int(px + a.ROUNDING), "py": int(py + a.ROUNDING)}
 
 
-def find(path: str, data: JsonValue) -> JsonValue:
+def find(path: str, data: object) -> object:
     """The value at a path of keys and list indices with dots between them. Raises LookupError saying where it ends."""
     found = data
     for key in path.split("."):
-        if isinstance(found, dict) and key in found:
+        if isinstance(found, Mapping) and key in found:
             found = found[key]
         elif isinstance(found, list) and key.isdecimal() and int(key) < len(found):
             found = found[int(key)]
         else:
-            there = ", ".join(found) if isinstance(found, dict) else type(found).__name__
+            there = ", ".join(map(str, found)) if isinstance(found, Mapping) else type(found).__name__
             raise LookupError(f"there is no {key!r} of {path}, only: {there}")
     return found

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import base64
 import binascii
-import importlib.util
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -25,15 +25,17 @@ from dart.errors import UserError
 from dart.screenshots.header import size_of
 from dart.workers.env.openenv.link import Link
 from dart.workers.env.openenv.templates import EXAMPLES, fill, find, values_of
-from dart.workers.env.web import problem
-from dart.worlds import Env, EnvironmentFailure, Full, Timeouts, Verdict, World, WorldOptions, from_pixels
+from dart.worlds import Env, EnvironmentFailure, Full, Timeouts, Verdict, World, from_pixels
 from dart.worlds.closing import close_all
+from dart.worlds.missing import package
 from dart.worlds.pictures import NO_IMAGE
+from dart.worlds.scoring import Score, ScoredOptions
 
 MIDDLE = Point(0.5, 0.5)
+_websockets = partial(package, "websockets", extra="openenv")
 
 
-class OpenEnvOptions(WorldOptions):
+class OpenEnvOptions(ScoredOptions):
     """`environment.options` where `environment.kind` is openenv."""
 
     url: str = Field(
@@ -66,10 +68,6 @@ class OpenEnvOptions(WorldOptions):
         "observation.last_action_error",
         description="Where an answer says why the last action could not be carried out; it may be missing.",
     )
-    reward: Literal["last", "sum"] = Field("last", description="Which of an episode's rewards count.")
-    reward_range: tuple[float, float] = Field(
-        (0.0, 1.0), description="The rewards that become 0 and 1; others in proportion, within [0, 1]."
-    )
 
     @field_validator("actions")
     @classmethod
@@ -83,9 +81,6 @@ class OpenEnvOptions(WorldOptions):
 
     @model_validator(mode="after")
     def _consistent(self) -> OpenEnvOptions:
-        low, high = self.reward_range
-        if not low < high:
-            raise ValueError(f"reward_range [{low:g}, {high:g}] is not a range: write [what becomes 0, what becomes 1]")
         for template in (self.reset, self.instruction):
             fill(template, _of_task(Task("", "", 0)))
         return self
@@ -116,8 +111,7 @@ class OpenEnvEnv(Env):
     def _begin(self) -> None:
         self._pointer = MIDDLE
         self._last, self._image = _Result(), NO_IMAGE
-        self._total = 0.0
-        self._steps = 0
+        self._score = Score()
 
     async def reset(self, task: Task) -> Observation:
         self._begin()
@@ -127,12 +121,12 @@ class OpenEnvEnv(Env):
         return Observation(self._image, str(said), accessibility_tree=self._text(self._settings.accessibility_tree_at))
 
     async def act(self, action: Action) -> Observation:
-        before = self._steps
+        before = self._score.steps
         await self._step(action, last=False)
         if self._last.done:
             return Observation(NO_IMAGE, done=True)
         tree = self._text(self._settings.accessibility_tree_at)
-        sent = self._steps > before  # what was not sent has not failed, whatever the last answer says
+        sent = self._score.steps > before  # what was not sent has not failed, whatever the last answer says
         error = self._text(self._settings.last_action_error_at) if sent else ""
         return Observation(self._image, accessibility_tree=tree, last_action_error=error)
 
@@ -143,16 +137,13 @@ class OpenEnvEnv(Env):
         """The environment's reward; if the policy ended the episode, it is sent `finish` first, if it has that."""
         if not self._last.done and isinstance(last, Finish):
             await self._step(last, last=False)
-        raw = self._total if self._settings.reward == "sum" else self._last.reward or 0.0
-        low, high = self._settings.reward_range
-        reward = min(max((raw - low) / (high - low), 0.0), 1.0)
-        evidence: dict[str, object] = {"reward": raw, "steps": self._steps, "done": self._last.done}
+        evidence: dict[str, object] = {"done": self._last.done}
         try:
             if (told := self._value(self._settings.evidence_at)) is not None:
                 evidence |= told if isinstance(told, dict) else {"evidence": told}
         except EnvironmentFailure:
             pass  # most environments give none
-        return Verdict(reward, evidence)
+        return self._score.verdict(self._settings, "last", evidence)
 
     async def probe(self) -> bool:
         """Whether the server answers on this session."""
@@ -189,8 +180,7 @@ class OpenEnvEnv(Env):
             self._last = _Result.model_validate(answer.data)
         except ValueError as error:
             raise EnvironmentFailure(f"the OpenEnv server answered {kind} with no observation: {error}") from None
-        self._steps += kind == "step"
-        self._total += self._last.reward or 0.0
+        self._score.add(self._last.reward or 0.0, step=kind == "step")
         if not self._last.done:
             self._image = self._shown()
 
@@ -209,7 +199,7 @@ class OpenEnvEnv(Env):
             return ""
         return found if isinstance(found, str) else ""
 
-    def _value(self, path: str) -> JsonValue:
+    def _value(self, path: str) -> object:
         try:
             return find(path, self._last.model_dump())
         except LookupError as error:
@@ -229,11 +219,12 @@ class OpenEnv(World):
 
     @classmethod
     def checks(cls, options: BaseModel) -> dict[str, Callable[[], str | None]]:
-        return {"websockets": lambda: problem(_websockets)}
+        return {"websockets": _websockets}
 
     async def start(self, options: BaseModel, screen: tuple[int, int]) -> None:
         assert isinstance(options, OpenEnvOptions)
-        _websockets()
+        if missing := _websockets():
+            raise UserError(missing)
         _token(options)
         self._options, self._screen = options, screen
 
@@ -251,7 +242,7 @@ class OpenEnv(World):
         await close_all(env.close() for env in self._leased)
 
 
-def picture(value: JsonValue) -> Image:
+def picture(value: object) -> Image:
     """A screenshot as OpenEnv environments send it. Raises ValueError for anything else."""
     if isinstance(value, list):
         return _picture_of_rows(value)
@@ -267,11 +258,11 @@ def picture(value: JsonValue) -> Image:
     return Image.of(data, "image/png" if data.startswith(b"\x89PNG") else "image/jpeg", *size)
 
 
-def _picture_of_rows(rows: list[JsonValue]) -> Image:
+def _picture_of_rows(rows: list[object]) -> Image:
     first = rows[0] if rows else None
     width = len(first) if isinstance(first, list) else 0
     try:
-        pixels = b"".join(bytes(pixel) for row in rows for pixel in row)  # type: ignore[union-attr,arg-type]
+        pixels = b"".join(bytes(pixel) for row in rows for pixel in row)  # type: ignore[attr-defined]
     except TypeError:
         raise ValueError("is a list, but not of rows of pixels with three numbers each") from None
     return from_pixels(pixels, width, len(rows))
@@ -279,11 +270,6 @@ def _picture_of_rows(rows: list[JsonValue]) -> Image:
 
 def _of_task(task: Task) -> dict[str, object]:
     return {"task": task.name, "seed": task.seed}
-
-
-def _websockets() -> None:
-    if importlib.util.find_spec("websockets") is None:
-        raise UserError("the package websockets is not installed: run `pip install 'dart-gui-rl[openenv]'`")
 
 
 def _token(options: OpenEnvOptions) -> str | None:

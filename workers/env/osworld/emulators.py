@@ -279,15 +279,12 @@ class Emulators(Pool):
         try:
             answer = await self._client.get(f"{self._url}/tokens", headers=self._headers(), timeout=LIST_SECONDS)
             answer.raise_for_status()
-            known = _TOKENS.validate_json(answer.content)
+            known = known_tokens(answer)
         except (httpx.HTTPError, OSError, ValidationError) as error:
             log.warning("%s/tokens cannot be read: %s", self._url, error)
             return
         if known and self._token not in known:
-            raise UserError(
-                f"environment.options.emulator.tokens: {self._url} does not know the token of this worker: add it to "
-                "the server's configs/config.yaml, or name another"
-            )
+            raise UserError(unknown(self._url, "the token of this worker"))
 
     # ---- the token ----
 
@@ -307,6 +304,18 @@ class Emulators(Pool):
 
     def _headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self._token}"}
+
+
+def known_tokens(answer: httpx.Response) -> dict[str, JsonValue]:
+    """What the server answers to GET /tokens, by token. Raises ValidationError."""
+    return _TOKENS.validate_json(answer.content)
+
+
+def unknown(url: str, token: str) -> str:
+    return (
+        f"environment.options.emulator.tokens: {url} does not know {token}: add it to the server's "
+        "configs/config.yaml, or name another"
+    )
 
 
 def _own(answer: httpx.Response) -> bool:

@@ -6,8 +6,8 @@ that speak to machines are imported when the world starts.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from importlib import metadata
 from typing import TYPE_CHECKING
 
@@ -19,9 +19,12 @@ from dart.workers.env.osworld.programs import ACTIONS
 from dart.workers.env.osworld.tasks import Tasks, check_form
 from dart.worlds import Env, Timeouts, World
 from dart.worlds.closing import close_all
+from dart.worlds.missing import package, problem
 
 if TYPE_CHECKING:
     from dart.workers.env.osworld.episodes import OSWorldEnv, Shared
+
+_httpx = partial(package, "httpx", extra="osworld")
 
 
 class OSWorld(World):
@@ -53,7 +56,7 @@ class OSWorld(World):
 
         return {
             "httpx": _httpx,
-            "osworld tasks": lambda: _problem(lambda: Tasks(options.tasks_folder)),
+            "osworld tasks": lambda: problem(lambda: Tasks(options.tasks_folder)),
             "osworld evaluators": lambda: missing(options.evaluators),
             "osworld machines": lambda: unreachable(options) if _httpx() is None else None,
         }
@@ -66,8 +69,8 @@ class OSWorld(World):
 
     async def start(self, options: BaseModel, screen: tuple[int, int]) -> None:
         assert isinstance(options, OSWorldOptions)
-        if problem := _httpx():
-            raise UserError(problem)
+        if missing := _httpx():
+            raise UserError(missing)
         from dart.workers.env.osworld.episodes import Shared
 
         self._shared = Shared.make(options, screen)
@@ -95,16 +98,3 @@ class OSWorld(World):
         finally:
             if shared is not None:
                 await shared.close()
-
-
-def _httpx() -> str | None:
-    found = importlib.util.find_spec("httpx")
-    return None if found else "the package httpx is not installed: run `pip install 'dart-gui-rl[osworld]'`"
-
-
-def _problem(check: Callable[[], object]) -> str | None:
-    try:
-        check()
-    except UserError as error:
-        return str(error)
-    return None

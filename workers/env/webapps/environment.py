@@ -27,13 +27,13 @@ class WebAppEnv(WebEnv):
     """Every episode has a session of its own, in a page and browser context of its own, which reach nothing but the
     application. The application never ends an episode; its state is judged when the policy, or the step limit, does."""
 
-    suite = SUITE
     _shared: Shared
     _session: Session | None = None
 
     @classmethod
     async def lease(cls, shared: Shared, screen: tuple[int, int]) -> WebAppEnv:
-        env = cls(shared.browser, shared.options, screen, await _new_page(shared, screen, ""))
+        page = await shared.browser.new_page(screen, shared.options.step_timeout_seconds, "")
+        env = cls(shared.browser, shared.options, screen, page)
         env._shared = shared
         return env
 
@@ -84,9 +84,7 @@ class WebAppEnv(WebEnv):
 
     async def renew(self) -> bool:
         await self._leave()
-        if self.page.broken:
-            await self._replace_page()
-        return True
+        return await super().renew()
 
     async def close(self) -> None:
         await super().close()
@@ -104,11 +102,10 @@ class WebAppEnv(WebEnv):
             await self.page.close()
             await session.end()
 
-    async def _replace_page(self) -> None:
-        await self.page.close()
+    async def _new_page(self) -> Page:
+        """A page that reaches the session's application alone, or nothing if there is no session."""
         reached = self._session.server.host if self._session else ""
-        self._page = await _new_page(self._shared, self.screen, reached)
-        self.pages_replaced += 1
+        return await self._browser.new_page(self.screen, self._settings.step_timeout_seconds, reached)
 
     async def _settle(self, seconds: float) -> None:
         """Let the page run for so long by its own clock, and until its server has dealt with what it sent."""
@@ -129,7 +126,3 @@ class WebAppEnv(WebEnv):
             seen = (await self._look()).sha256
             if seen != last:
                 last, since = seen, loop.time()
-
-
-async def _new_page(shared: Shared, screen: tuple[int, int], only: str) -> Page:
-    return await shared.browser.new_page(screen, shared.options.step_timeout_seconds, only)

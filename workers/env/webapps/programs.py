@@ -8,7 +8,6 @@ published set-ups end with opening Chrome.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import os
 import re
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dart.worlds import EnvironmentFailure, limited
+from dart.worlds.programs import end_session
 
 BROWSERS = (
     "google-chrome", "google-chrome-stable", "chromium", "chromium-browser", "firefox", "xdg-open", "x-www-browser",
@@ -80,9 +80,7 @@ async def run(
     except TimeoutError:
         raise EnvironmentFailure(f"a program of the task took longer than {seconds:g} s") from None
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
+        await end_session(process)
     if code == -signal.SIGXCPU:  # its processor time was up before the clock, as with threads
         raise EnvironmentFailure(f"a program of the task took longer than {seconds:g} s of processor time")
     return await asyncio.to_thread(_result, code, said, errors, opened)

@@ -13,13 +13,13 @@ import http.client
 import json
 import logging
 import os
-import socket
 import time
 from collections import defaultdict
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
+from dart.wire.channel import free_port
 from dart.workers.env.desktop.processes import Processes, sweep
 from dart.workers.env.webapps.options import WebAppsOptions
 from dart.worlds import EnvironmentFailure
@@ -76,7 +76,7 @@ class Server:
 
     @classmethod
     async def _spawn(cls, folder: Path, options: WebAppsOptions, processes: Processes) -> Server:
-        port = _free_port()
+        port = free_port()
         command = [word.format(folder=folder, port=port) for word in options.command]
         home, where = str(processes.folder), processes.folder / "run"
         where.mkdir()
@@ -213,9 +213,3 @@ class Servers:
         """Nothing if another has ended it already."""
         if (server := self._running.pop(application, None)) is not None:
             await asyncio.to_thread(server.close)
-
-
-def _free_port() -> int:
-    with socket.socket() as probing:
-        probing.bind(("127.0.0.1", 0))
-        return int(probing.getsockname()[1])

@@ -15,13 +15,14 @@ from pydantic import BaseModel
 
 from dart.errors import UserError
 from dart.workers.env.browser import Browser
-from dart.workers.env.web import WebEnv, WebWorld, problem
+from dart.workers.env.web import WebEnv, WebWorld
 from dart.workers.env.webapps.environment import WebAppEnv
 from dart.workers.env.webapps.episodes import Shared
 from dart.workers.env.webapps.options import WebAppsOptions
 from dart.workers.env.webapps.servers import Servers
 from dart.workers.env.webapps.tasks import Tasks
 from dart.worlds import Timeouts
+from dart.worlds.missing import problem
 
 OLDEST_NODE = 18
 NODE_REMEDY = "run `apt-get install nodejs npm`, or install it from nodejs.org"

@@ -27,6 +27,7 @@ from dart.config import ADAPTER_FOLDER, Lora
 from dart.errors import UserError
 from dart.workers.train import collectives
 from dart.workers.train.batch import MicroBatch
+from dart.workers.train.errors import OTHER_CHECKPOINT
 from dart.workers.train.passes import parts
 from dart.workers.train.policy import Policy
 
@@ -148,7 +149,7 @@ def digest_of_base(model: PreTrainedModel, dtype: torch.dtype) -> str:
         row = parts.local(layer.base_layer.weight.detach())[:1].to(dtype).float().cpu().contiguous()
         digest.update(name.encode())
         digest.update(row.numpy().tobytes())
-    return collectives.gather(digest.hexdigest())[0]
+    return collectives.all_gather(digest.hexdigest())[0]
 
 
 def check_resumed(folder: Path, lora: Lora | None, digest: str) -> None:
@@ -159,7 +160,7 @@ def check_resumed(folder: Path, lora: Lora | None, digest: str) -> None:
     has = (folder / ADAPTER_FOLDER).is_dir()
     if lora is None and has:
         raise UserError(
-            f"resume_from: {folder} was made with trainer.lora, which is not set: set it as it was then, or start a "
+            f"checkpoint {folder} was made with trainer.lora, which is not set: set it as it was then, or start a "
             f"new run with model.path: {folder}, which holds the merged weights"
         )
     if lora is None:
@@ -176,7 +177,7 @@ def check_resumed(folder: Path, lora: Lora | None, digest: str) -> None:
         before = {"rank": saved["r"], "alpha": saved["lora_alpha"]}
         trained_beside = base["sha256"]
     except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"resume_from: the adapter in {folder} cannot be read ({error}): use another one") from None
+        raise UserError(f"checkpoint {folder}: its adapter cannot be read ({error}): {OTHER_CHECKPOINT}") from None
     for field, value in before.items():
         if value != (now := getattr(lora, field)):
             raise UserError(

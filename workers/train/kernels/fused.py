@@ -173,6 +173,6 @@ def _as_told(like: torch.Tensor) -> torch.autocast:
 
 
 def _product_dtype(like: torch.Tensor, otherwise: torch.dtype) -> torch.dtype:
-    """In which products take their inputs: autocast's dtype where it is on."""
+    """The dtype in which matrix products take their inputs: autocast's where it is on, else `otherwise`."""
     device = like.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else otherwise

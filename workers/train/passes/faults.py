@@ -21,6 +21,8 @@ from dart.workers.train.batch import MicroBatch, Row, samples_of
 log = logging.getLogger(__name__)
 
 MOST_REMARKS = 20
+SHORTER = "set trainer.gradient_checkpointing: true, or lower agent.history_turns or agent.history_screenshots"
+"""What helps where a lower limit of tokens does not: one row, or one sample, is too long."""
 
 
 class NotFinite(Exception):
@@ -55,10 +57,13 @@ class Faults:
             self.remark(f"{sample.name} of group {sample.group_id} was left out of the update: {why}")
 
     def too_large(self, padded_tokens: int | None, what: str) -> None:
-        """A micro-batch did not fit. padded_tokens: None for one row that a lower limit would not make shorter."""
+        """A micro-batch of `what` did not fit. padded_tokens: None for one row that a lower limit would not make
+        shorter."""
+        remedy = SHORTER
         if padded_tokens is not None:
             self.smallest_too_large = min(padded_tokens, self.smallest_too_large or padded_tokens)
-        self.remark(f"{what} did not fit the device's memory and were halved: lower trainer.microbatch_tokens")
+            remedy = "lower trainer.microbatch_tokens"
+        self.remark(f"a micro-batch of {what} did not fit the device's memory and was halved: {remedy}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,11 +19,12 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatt
 from torch.distributed.tensor import DTensor
 
 from dart.algo.steps import Steps
+from dart.core.capacity.work import Load
 from dart.workers.train import collectives
 from dart.workers.train.batch import Layout, MicroBatch
 from dart.workers.train.errors import TrainError
 from dart.workers.train.passes.faults import NotFinite
-from dart.workers.train.passes.pace import Pace, Passed, Trouble, out_of_memory, release_memory
+from dart.workers.train.passes.runner import Passed, PassRunner, Trouble, out_of_memory, release_memory
 from dart.workers.train.policy import Blank
 from dart.workers.train.vision import EncodedScreenshots
 
@@ -34,7 +35,7 @@ IDLE_TOKENS = 2
 """Response tokens of an idle micro-batch: the last one sees the image and the token before it."""
 
 
-class InStep(Pace):
+class InStep(PassRunner):
     """Weights are sharded: all ranks make the same passes at the same time."""
 
     def __init__(
@@ -51,7 +52,7 @@ class InStep(Pace):
         self._policy, self._reference, self._encoded = policy, reference, encoded
 
     def agree(self, left: bool, problem: TrainError | None) -> bool:
-        any_left, problems = collectives.add([float(left), float(problem is not None)], self._device)
+        any_left, problems = collectives.all_sum([float(left), float(problem is not None)], self._device)
         if problems:
             collectives.raise_together(problem, "finish its share", self._device)
         return bool(any_left)
@@ -76,7 +77,7 @@ class InStep(Pace):
         stopped = self._script.end(trouble)
         # The rank that stopped first had no zeros from others yet, so its trouble is its own.
         numbers = [float(trouble is not None), float(-stopped)]
-        troubled, first = collectives.largest(numbers, self._device)
+        troubled, first = collectives.all_max(numbers, self._device)
         if troubled:
             result = None
             for kept in self._encoded:
@@ -229,5 +230,5 @@ def idle_batch(blank: Blank, layout: Layout) -> MicroBatch:
         advantages=zeros,
         versions=torch.zeros(IDLE_TOKENS, dtype=torch.int64),
         steps=Steps(torch.zeros(IDLE_TOKENS, dtype=torch.int64), torch.tensor([IDLE_TOKENS])),
-        real_tokens=0,
+        load=Load(0, 0, 0, 0, 0),
     )

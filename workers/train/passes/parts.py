@@ -40,7 +40,7 @@ def copy_into(target: torch.Tensor, value: torch.Tensor) -> None:
 def all_finite(parameters: Sequence[torch.nn.Parameter], device: torch.device) -> bool:
     """Whether all of them are, on every rank. All ranks call it at the same time."""
     bad = not all(bool(torch.isfinite(local(parameter)).all()) for parameter in parameters)
-    return collectives.add([float(bad)], device) == [0.0]
+    return collectives.all_sum([float(bad)], device) == [0.0]
 
 
 def total_norm(gradients: list[torch.Tensor]) -> torch.Tensor:

@@ -15,8 +15,8 @@ import torch
 from dart.workers.train import collectives
 from dart.workers.train.batch import MicroBatch, Row, without
 from dart.workers.train.errors import TrainError
-from dart.workers.train.passes.faults import Faults, NotFinite
-from dart.workers.train.passes.pace import Once, Pace, Passed, release_memory
+from dart.workers.train.passes.faults import SHORTER, Faults, NotFinite
+from dart.workers.train.passes.runner import Once, Passed, PassRunner, release_memory
 
 
 class Work(Protocol):
@@ -36,7 +36,7 @@ class Work(Protocol):
         """The forward pass; the result finishes the micro-batch. An idle one has no rows. Raises NotFinite."""
 
 
-def work_through(parts: Sequence[list[Row]], work: Work, faults: Faults, pace: Pace) -> None:
+def work_through(parts: Sequence[list[Row]], work: Work, faults: Faults, runner: PassRunner) -> None:
     """Do the work for each part, without the samples that are left out. Raises TrainError.
 
     Ranks that are in step all call this at the same time, whatever number of parts each has.
@@ -49,15 +49,15 @@ def work_through(parts: Sequence[list[Row]], work: Work, faults: Faults, pace: P
         while at < len(queue) and not without(queue[at], faults.left_out):
             at += 1
         part = without(queue[at], faults.left_out) if at < len(queue) else []
-        inputs = pace.idle
+        inputs = runner.idle
         if part and problem is None:
             prepared, problem = collectives.attempt(lambda part=part: work.prepare(part))  # type: ignore[misc]
             inputs = prepared or inputs
-        if not pace.agree(bool(part), problem):
+        if not runner.agree(bool(part), problem):
             return
         if inputs is None:
             raise RuntimeError("ranks that are not in step have no idle micro-batches")
-        passed, began_backward = _both_passes(part, inputs, work, pace)
+        passed, began_backward = _both_passes(part, inputs, work, runner)
         if passed.all_passed:
             at += 1
             continue
@@ -69,18 +69,18 @@ def work_through(parts: Sequence[list[Row]], work: Work, faults: Faults, pace: P
             at = 0
 
 
-def rehearse(work: Work, pace: Pace) -> None:
+def rehearse(work: Work, runner: PassRunner) -> None:
     """Make the work's passes once without samples, where ranks are in step: it shows which collectives they have."""
-    if pace.idle is not None:
-        passed, _ = _both_passes([], pace.idle, work, pace)
+    if runner.idle is not None:
+        passed, _ = _both_passes([], runner.idle, work, runner)
         if passed.trouble is not None:
             raise passed.trouble
         work.begin()
 
 
-def _both_passes(part: list[Row], inputs: MicroBatch, work: Work, pace: Pace) -> tuple[Passed[None], bool]:
+def _both_passes(part: list[Row], inputs: MicroBatch, work: Work, runner: PassRunner) -> tuple[Passed[None], bool]:
     """The last pass that was tried, and whether it was a backward pass."""
-    forward = pace.run(work.name, lambda: work.compute(part, inputs), keep_graph=work.backward)
+    forward = runner.run(work.name, lambda: work.compute(part, inputs), keep_graph=work.backward)
     if not forward.all_passed or forward.result is None:
         return Passed(None, forward.trouble, forward.all_passed, forward.disturbed), False
     if not work.backward:
@@ -88,7 +88,7 @@ def _both_passes(part: list[Row], inputs: MicroBatch, work: Work, pace: Pace) ->
         return Passed(None, None, all_passed=True), False
     finish = Once(forward.result)
     del forward  # so that the graph is freed if the backward pass fails
-    return pace.run(f"{work.name} gradient", finish), True
+    return runner.run(f"{work.name} gradient", finish), True
 
 
 def _answered(trouble: Exception, part: list[Row], faults: Faults) -> tuple[list[list[Row]], TrainError | None]:
@@ -116,7 +116,8 @@ def halves(part: list[Row], faults: Faults) -> list[list[Row]]:
     if len(keyed) > 1:
         # A row of several episodes is shorter with a lower limit; one of a single episode is not.
         limit = None if part[0].straight else length
-        faults.too_large(limit, f"a row of {len(keyed)} samples and {length} tokens")
+        faults.too_large(limit, f"one row of {len(keyed)} samples and {length} tokens")
         return [[Row.of(keyed[: len(keyed) // 2])], [Row.of(keyed[len(keyed) // 2 :])]]
-    faults.leave_out(part[0].samples, f"its {length} tokens alone do not fit the device's memory", memory=True)
+    why = f"its {length} tokens alone do not fit the device's memory: {SHORTER}"
+    faults.leave_out(part[0].samples, why, memory=True)
     return []

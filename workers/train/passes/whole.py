@@ -14,7 +14,7 @@ from dart.config import TrainWorkerConfig
 from dart.workers.train.adapters import lora as adapters
 from dart.workers.train.batch import MicroBatch
 from dart.workers.train.model import load_model
-from dart.workers.train.passes.pace import Alone, Pace
+from dart.workers.train.passes.runner import Alone, PassRunner
 from dart.workers.train.policy import Blank, Policy
 
 MakePolicy = Callable[[PreTrainedModel, Blank | None], Policy]
@@ -28,7 +28,7 @@ class Ready:
 
     policy: Policy
     reference: Forward | None
-    pace: Pace
+    runner: PassRunner
 
 
 def load(config: TrainWorkerConfig, folder: Path, device: torch.device, make_policy: MakePolicy) -> Ready:

@@ -29,6 +29,10 @@ pytestmark = [pytest.mark.desktop]
 SCREEN = (320, 240)
 
 
+class OwnDesktop(Desktop):
+    """A world of one's own."""
+
+
 @needs_desktop
 def test_it_conforms() -> None:
     conform("desktop", "dialog-press-3", "dialog-type", screen=SCREEN)
@@ -36,13 +40,11 @@ def test_it_conforms() -> None:
 
 def test_what_is_missing_is_said_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(world, "NEEDED", {"no-xvfb": "xvfb", "sh": "dash", "no-openbox": "openbox"})
-    monkeypatch.setattr(world, "MODULES", {"no_xlib": "python-xlib"})
+    monkeypatch.setattr(world, "MODULES", ("Xlib", "no_jeepney"))
     said = {name: check() for name, check in Desktop.checks(DesktopOptions()).items()}
     assert "apt-get install --no-install-recommends xvfb openbox" in str(said["desktop programs"])
-    assert "python-xlib are not installed: run `pip install 'dart-gui-rl[env-desktop]'`" in str(
-        said["desktop packages"]
-    )
-    with pytest.raises(UserError, match="python-xlib"):
+    assert "no_jeepney is not installed: run `pip install 'dart-gui-rl[env-desktop]'`" in str(said["desktop packages"])
+    with pytest.raises(UserError, match="no_jeepney"):
         asyncio.run(Desktop().start(DesktopOptions(), SCREEN))
 
 
@@ -55,9 +57,9 @@ def test_options_and_tasks_are_checked_before_anything_starts() -> None:
 
 
 @asynccontextmanager
-async def role(slots: int) -> AsyncIterator[tuple[EnvRole, asyncio.Queue[pb.Slots]]]:
+async def role(slots: int, kind: str = "desktop") -> AsyncIterator[tuple[EnvRole, asyncio.Queue[pb.Slots]]]:
     hosted, said = EnvRole(), asyncio.Queue[pb.Slots]()
-    environment = Environment(kind="desktop", viewport=SCREEN, slots=slots, tasks=TaskSet(names=("dialog-press-2",)))
+    environment = Environment(kind=kind, viewport=SCREEN, slots=slots, tasks=TaskSet(names=("dialog-press-2",)))
     try:
         await hosted.prepare(EnvWorkerConfig(environment=environment).model_dump_json())
         running = asyncio.create_task(hosted.run(said.put_nowait))
@@ -70,14 +72,22 @@ async def role(slots: int) -> AsyncIterator[tuple[EnvRole, asyncio.Queue[pb.Slot
         await hosted.close()
 
 
-def reset(name: str, attempt: int = 1) -> pb.Reset:
-    task = Task("desktop", "dialog-press-2", 3)
+def reset(name: str, attempt: int = 1, suite: str = "desktop") -> pb.Reset:
+    task = Task(suite, "dialog-press-2", 3)
     return pb.Reset(assignment=pb.Assignment(assignment_id=name, attempt=attempt), task=task_to_proto(task))
 
 
 def act(name: str, action: object, attempt: int = 1) -> pb.Act:
     assignment = pb.Assignment(assignment_id=name, attempt=attempt)
     return pb.Act(assignment=assignment, action=action_to_proto(action))  # type: ignore[arg-type]
+
+
+@needs_desktop
+async def test_a_subclass_is_a_world_of_its_own() -> None:
+    kind = f"{__name__}:{OwnDesktop.__name__}"
+    async with role(1, kind) as (hosted, _):
+        seen = await hosted.handle(reset("one", suite=kind))
+        assert isinstance(seen, pb.Observed) and seen.image.data
 
 
 @needs_desktop

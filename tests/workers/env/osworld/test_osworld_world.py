@@ -17,7 +17,6 @@ from pathlib import Path
 import httpx
 import pytest
 from osworld import standin
-from osworld.emulators import EmulatorServer
 from osworld.machine import FakeMachine
 
 from dart.core.action import Click, Finish, Observe, Point, TypeText, Wait
@@ -430,21 +429,3 @@ def test_names_are_checked_with_the_folder(prepared: tuple[Path, Path]) -> None:
 def test_options_are_refused_with_their_names(changes: dict[str, object], why: str) -> None:
     with pytest.raises(UserError, match=why):
         read_options(OSWorld, {"tasks_folder": "x", "static": {"hosts": ["a"]}, **changes})
-
-
-def test_doctor_says_which_machines_do_not_answer(prepared: tuple[Path, Path], tmp_path: Path) -> None:
-    with machines(1) as there, EmulatorServer({"token": 1}) as server:
-        raw = options_of(prepared, there, tmp_path)
-        one = f"127.0.0.1:{there[0].port}"
-        emulator = {"pool": "emulator", "emulator": {"url": server.url, "tokens": ["env:TOKEN"]}}
-        for changes, why in (
-            ({}, None),
-            ({"static": {"hosts": [one, "127.0.0.1:9"]}}, "http://127.0.0.1:9/screenshot does not answer"),
-            ({"static": {"hosts": [one, "127.0.0.1:9"], "renew": "revert {host}"}}, None),
-            (emulator, None),
-            (emulator | {"emulator": {"url": "http://127.0.0.1:9", "tokens": ["env:TOKEN"]}}, "start the server"),
-        ):
-            checks = OSWorld.checks(OSWorldOptions.model_validate(raw | changes))
-            said = checks["osworld machines"]()
-            assert (why is None and said is None) or (why is not None and why in str(said))
-            assert [name for name, check in checks.items() if name != "osworld machines" and check()] == []

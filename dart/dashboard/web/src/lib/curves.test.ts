@@ -14,6 +14,9 @@ const curves: Curves = {
     'trainer.entropy': [1, 0.9, 0.8],
     'trainer.staleness': [0, 0.5, 1],
     odd_number: [null, 5, 6],
+    prompt_tokens: [0, 400, 800],
+    cached_tokens: [0, 200, 600],
+    prefix_cached: [null, 0.5, 0.75],
     nothing: [null, null, null],
   },
   by_task: { a: [0, 0.5, 1] },
@@ -80,6 +83,7 @@ describe('curves', () => {
     expect(titles).toContain('odd_number')
     expect(titles).not.toContain('nothing')
     expect(titles).not.toContain('trainer.entropy')
+    expect(titles.filter((title) => /cached|prompt/.test(title))).toEqual(['prefix_cached'])
     expect(titles).not.toContain('KL')
   })
 

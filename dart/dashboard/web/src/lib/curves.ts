@@ -215,6 +215,7 @@ const SHOWN = new Set([
   ...'env_utilisation rollout_utilisation trainer_utilisation sampled_actions_per_minute'.split(' '),
   ...'trained_actions_per_minute tokens_per_second update_seconds waiting_groups'.split(' '),
   ...'trainer.staleness staleness.mean staleness.max staleness.trajectories seconds'.split(' '),
+  ...'prompt_tokens cached_tokens'.split(' '), // `prefix_cached` is their ratio
 ])
 const REPEATED = /^(fates|replica_versions)\./
 

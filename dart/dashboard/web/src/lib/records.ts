@@ -130,6 +130,8 @@ export interface Counts {
   reading_rules: {
     [k: string]: number
   }
+  prompt_tokens: number
+  cached_tokens: number
 }
 /**
  * Staleness, in weight versions, of the trajectories that updates trained on.

@@ -58,7 +58,7 @@ class Passed(Generic[T]):
     disturbed: bool = False
 
 
-class Pace(ABC):
+class PassRunner(ABC):
     """How this rank's passes depend on those of others."""
 
     idle: MicroBatch | None
@@ -73,7 +73,7 @@ class Pace(ABC):
         """One pass. `name` says which sequence of collectives it has; `keep_graph`: a backward pass follows."""
 
 
-class Alone(Pace):
+class Alone(PassRunner):
     """Every rank has all weights, or there is one rank."""
 
     idle = None
