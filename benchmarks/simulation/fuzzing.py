@@ -80,7 +80,7 @@ def fuzz(seed: int, mutations: int, folder: Path) -> Outcome:
     """Runs with at least `mutations` mutated messages. The folder must be empty."""
     outcome = Outcome(seed)
     collected = int(mutations * COLLECTED_SHARE)
-    with patch.object(prompts, "MOST_BYTES", ROOM_BYTES):
+    with patch.object(prompts, "ROOM_BYTES", ROOM_BYTES):
         for part in (
             _Part("train", Train(), mutations - collected),
             _Part("train", Train(), 0, resume=True),

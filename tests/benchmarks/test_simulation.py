@@ -162,6 +162,19 @@ def test_updates_go_on_while_a_checkpoint_is_written(
         assert [one["why"] for one in told[before:k] if one["event"] == "checkpoint_failed"] == told_of_each
 
 
+class Reminded(SimulatedTrainer):
+    """Is sent every update again while it works on it, as after an answer that nobody waits for any more."""
+
+    def train_batch(self, command: pb.TrainBatch) -> None:
+        self._loop.call_later(1.0, self.worker.end.remind, 1)
+        super().train_batch(command)
+
+
+def test_an_update_that_a_trainer_is_reminded_of_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "SimulatedTrainer", Reminded)
+    assert simulate(SET_UP, DECOUPLED, Timings(), hours=0.5)["updates"] > 1
+
+
 class Broken(SimulatedEnvs):
     """Desktops that never come up."""
 

@@ -276,20 +276,16 @@ def test_a_replica_that_fails_for_a_while() -> None:
     assert recovery["seconds_until_an_equal_share"] is not None
 
 
-@pytest.mark.parametrize(
-    ("sync", "least"), [(SyncTimes(gigabytes_per_second=100.0, restart=0.1), 0.98), (SyncTimes(), 0.9)], ids=str
-)
-def test_a_transfer_that_hangs_takes_nothing_from_the_other_replicas(
-    monkeypatch: pytest.MonkeyPatch, sync: SyncTimes, least: float
-) -> None:
-    """Where pauses for weights are short, it does not matter how many of them come just then."""
-    monkeypatch.setattr(replica_health, "Timings", partial(Timings, sync=sync))
+def test_a_transfer_that_hangs_takes_nothing_from_the_other_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pauses for weights are short here, so that it does not matter how many of them come just then."""
+    quick = SyncTimes(gigabytes_per_second=100.0, restart=0.1)
+    monkeypatch.setattr(replica_health, "Timings", partial(Timings, sync=quick))
     monkeypatch.setattr(replica_health, "HUNG_SET_UP", SetUp("", 20, 4, trajectories_per_update=16))
     monkeypatch.setattr(replica_health, "HANGS_AFTER_SECONDS", 900.0)
     row = replica_health.hung_transfer(hours=0.5)
     replaced = Sync().timeout_seconds + replica_health.GRACE_SECONDS + replica_health.STARTING_SECONDS
     assert replaced <= row["seconds_until_it_serves"] <= replaced + 30
-    assert row["share_against_before"] >= least
+    assert row["share_against_before"] >= 0.98
     assert row["requests_of_others_against_before"] >= 0.98
     assert row["given_up"] == row["attempts_lost"] == 0
 

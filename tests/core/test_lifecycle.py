@@ -232,33 +232,33 @@ def test_what_the_trainer_refuses_is_dropped_and_the_others_are_next() -> None:
     assert [group.id for group in groups.take()] == names[1:]
 
 
-@pytest.mark.parametrize("stage", ["open", "running", "closing", "deciding", "waiting", "training"])
-def test_unusable_ends_a_group_once_wherever_it_is(stage: str) -> None:
+@pytest.mark.parametrize("where", ["open", "running", "closing", "deciding", "waiting", "training"])
+def test_unusable_ends_a_group_once_wherever_it_is(where: str) -> None:
     groups = machine()
-    orders = begin(groups, 2 if stage in ("open", "running") else 3)
+    orders = begin(groups, 2 if where in ("open", "running") else 3)
     name = orders[0].group_id
     for order in orders[1:]:
         groups.finished(trajectory(order, float(order is orders[1])))
-    if stage != "running":
+    if where != "running":
         groups.finished(trajectory(orders[0]))
     verdict = None
-    if stage in ("deciding", "waiting", "training"):
+    if where in ("deciding", "waiting", "training"):
         group = groups.to_judge()
         assert group is not None
         verdict = groups.judge(group)
-    if verdict and stage != "deciding":
+    if verdict and where != "deciding":
         groups.decided(verdict)
-    if stage == "training":
+    if where == "training":
         groups.take()
     groups.unusable(name, "its screenshot is gone")
     groups.unusable(name, "another reason")
     groups.validate()
-    if stage == "running":
+    if where == "running":
         assert not groups.undecided, "a roll-out is still under way"
         groups.finished(trajectory(orders[0]))
-    if verdict and stage == "deciding":
+    if verdict and where == "deciding":
         groups.decided(verdict)
-    if stage == "training":
+    if where == "training":
         groups.returned()
     assert [(one.stage, one.detail) for one in verdicts(groups)] == [
         (Stage.DROPPED, "cannot be trained on: its screenshot is gone")

@@ -99,9 +99,23 @@ class TrainerSetUp:
     """Replicas get whole weights over NCCL, from rank 0."""
 
     @property
+    def size(self) -> int:
+        """Bytes of a number that goes into a matrix product."""
+        return HALF if self.mixed else SINGLE
+
+    @property
     def narrow(self) -> bool:
         """Whether passes find the weights in bfloat16: gathered, or held so because they never change."""
         return self.mixed and (self.sharded or self.lora_rank > 0)
+
+    @property
+    def stream(self) -> int:
+        """Bytes of a number in the decoder's residual stream; one in the tower's has `size`."""
+        return HALF if self.narrow else SINGLE
+
+    @property
+    def tower_frozen(self) -> bool:
+        return self.vision_frozen or (self.lora_rank > 0 and not self.lora_tower)
 
 
 def of_rank(shape: Shape, set_up: TrainerSetUp, prompts: Prompts) -> Needs:
@@ -120,16 +134,17 @@ def of_rank(shape: Shape, set_up: TrainerSetUp, prompts: Prompts) -> Needs:
     trained = _trained(shape, set_up)
     reference = set_up.reference and not set_up.lora_rank
     parts = set_up.ranks if set_up.sharded else 1
-    size = HALF if set_up.mixed else SINGLE
+    size = set_up.size
     held_narrow = set_up.narrow and not set_up.sharded
     below = (HALF if held_narrow else SINGLE) * shape.weights
     tokens = max(set_up.microbatch_tokens, prompts.tokens)
+    logits = LOGIT_COPIES * SINGLE * min(HEAD_ELEMENTS, tokens * shape.text.vocabulary)
     needs = {
         "weights": (SINGLE * adapter + below) // parts,
         "gradients": SINGLE * trained // parts,
         "optimiser state": 2 * SINGLE * trained // parts,
         "reference": (HALF if set_up.sharded and set_up.mixed else SINGLE) * weights // parts * reference,
-        "logits": (logits := LOGIT_COPIES * SINGLE * min(HEAD_ELEMENTS, tokens * shape.text.vocabulary)),
+        "logits": logits,
         "head in float32": SINGLE * shape.text.embedding * set_up.narrow,
         "runtime": set_up.runtime,
     }
@@ -154,31 +169,21 @@ def activations(shape: Shape, set_up: TrainerSetUp, tokens: int, patches: int) -
     mergers. A tower that is frozen, as it is beside an adapter that it has no part in, keeps nothing.
     """
     text, vision = shape.text, shape.vision
-    stream, size = _stream(set_up), HALF if set_up.mixed else SINGLE
-    of_layer = stream * text.hidden if set_up.checkpointing else _layer_keeps(text, set_up)
-    of_block = size * vision.hidden if set_up.checkpointing else _block_keeps(vision, set_up)
-    of_token = text.layers * of_layer + _rms_norm_keeps(set_up, stream) * text.hidden
+    of_layer = set_up.stream * text.hidden if set_up.checkpointing else _layer_keeps(text, set_up)
+    of_block = set_up.size * vision.hidden if set_up.checkpointing else _block_keeps(vision, set_up)
+    of_token = text.layers * of_layer + _rms_norm_keeps(set_up, set_up.stream) * text.hidden
     of_patch = vision.depth * of_block + _mergers_keep(vision, set_up)
     if not set_up.lora_rank:
-        of_patch += size * vision.patch_values
-    return tokens * of_token + (0 if _tower_frozen(set_up) else patches * of_patch)
+        of_patch += set_up.size * vision.patch_values
+    return tokens * of_token + (0 if set_up.tower_frozen else patches * of_patch)
 
 
 def _computed_again(shape: Shape, set_up: TrainerSetUp, tokens: int, patches: int) -> int:
     """What the largest layer or block keeps that gradient checkpointing computes again, one at a time."""
     if not set_up.checkpointing:
         return 0
-    of_block = 0 if _tower_frozen(set_up) else patches * _block_keeps(shape.vision, set_up)
+    of_block = 0 if set_up.tower_frozen else patches * _block_keeps(shape.vision, set_up)
     return max(tokens * _layer_keeps(shape.text, set_up), of_block)
-
-
-def _tower_frozen(set_up: TrainerSetUp) -> bool:
-    return set_up.vision_frozen or (set_up.lora_rank > 0 and not set_up.lora_tower)
-
-
-def _stream(set_up: TrainerSetUp) -> int:
-    """Bytes of a number in the decoder's residual stream; the tower's has the dtype of products."""
-    return HALF if set_up.narrow else SINGLE
 
 
 def _rms_norm_keeps(set_up: TrainerSetUp, stream: int) -> int:
@@ -194,7 +199,7 @@ def _products_take(set_up: TrainerSetUp, norms: int, products: int) -> int:
     for each product."""
     if set_up.mixed and not set_up.narrow and not set_up.fused:
         return products * HALF
-    return norms * (HALF if set_up.mixed else SINGLE)
+    return norms * set_up.size
 
 
 def _layer_keeps(text: Text, set_up: TrainerSetUp) -> int:
@@ -204,9 +209,9 @@ def _layer_keeps(text: Text, set_up: TrainerSetUp) -> int:
     heads are normalised, what those norms of (n + m)·d channels keep. MLP: gate, its activation, up, and their product:
     4·e·I. Fused kernels keep no activation of the gate. An adapter: what comes out of each A, e·rank.
     """
-    size = HALF if set_up.mixed else SINGLE
+    size = set_up.size
     channels = (text.heads + text.kv_heads) * text.head_size
-    norms = (2 * _rms_norm_keeps(set_up, _stream(set_up)) + _products_take(set_up, 2, 5)) * text.hidden
+    norms = (2 * _rms_norm_keeps(set_up, set_up.stream) + _products_take(set_up, 2, 5)) * text.hidden
     attention = (2 * size + text.head_norms * _rms_norm_keeps(set_up, size)) * channels
     adapter = size * set_up.lora_rank * len(set_up.lora_targets)
     return norms + attention + (3 if set_up.fused else 4) * size * text.intermediate + adapter
@@ -217,7 +222,7 @@ def _block_keeps(vision: Vision, set_up: TrainerSetUp) -> int:
     windows of several lengths, their own q, k, v and output, and the output in the order of the patches: 5·e·h). Gated
     (Qwen2.5-VL): norms for qkv, gate and up, and 4·e·i of the MLP. Else: norms for qkv and the MLP, and what goes into
     and comes out of the activation, 2·e·i. An adapter: what comes out of each A."""
-    size = HALF if set_up.mixed else SINGLE
+    size = set_up.size
     gated = vision.family == QWEN2_5
     adapter = size * set_up.lora_rank * (5 if gated else 4)
     norms = 2 * _tower_norm_keeps(vision, set_up) + _products_take(set_up, 2, 3 if gated else 2)
@@ -228,17 +233,15 @@ def _block_keeps(vision: Vision, set_up: TrainerSetUp) -> int:
 def _mergers_keep(vision: Vision, set_up: TrainerSetUp) -> int:
     """Bytes per patch. Each merger: its norm, what its first matrix takes, and what goes into and comes out of its
     activation, h channels each."""
-    size = HALF if set_up.mixed else SINGLE
-    return (1 + vision.deepstack) * (_tower_norm_keeps(vision, set_up) + 3 * size) * vision.hidden
+    return (1 + vision.deepstack) * (_tower_norm_keeps(vision, set_up) + 3 * set_up.size) * vision.hidden
 
 
 def _tower_norm_keeps(vision: Vision, set_up: TrainerSetUp) -> int:
     """Bytes per channel, without the output. A LayerNorm (Qwen3-VL) keeps its input, which autocast on a GPU makes
     float32; sharded, there is no autocast."""
-    size = HALF if set_up.mixed else SINGLE
     if vision.family == QWEN2_5:
-        return _rms_norm_keeps(set_up, size)
-    return size if set_up.sharded else SINGLE
+        return _rms_norm_keeps(set_up, set_up.size)
+    return set_up.size if set_up.sharded else SINGLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,7 +317,7 @@ def of_trainer_host(
     part if sharded. Loading, before there is any of that: the weights in float32, by every rank, or by one if
     sharded.
     """
-    size = HALF if set_up.mixed else SINGLE
+    size = set_up.size
     loading = SINGLE * shape.weights * (1 if set_up.sharded else ranks_here)
     checkpoint = 3 * SINGLE * _trained(shape, set_up)
     if set_up.sharded:
