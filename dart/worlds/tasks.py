@@ -11,5 +11,5 @@ from dart.errors import UserError
 def no_task(where: object, name: str, names: Collection[str]) -> UserError:
     """The error that `where`, a world or a folder, has no task of this name. It tells the closest of their `names`."""
     close = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
-    hint = f"did you mean {', '.join(close)}?" if close else f"there are for example {', '.join(sorted(names)[:3])}"
+    hint = f"did you mean {', '.join(close)}?" if close else f"there are for example {', '.join(list(names)[:3])}"
     return UserError(f"environment.tasks.names: {where} has no task {name!r}: {hint}")

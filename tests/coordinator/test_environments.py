@@ -194,6 +194,8 @@ async def test_environments_of_a_worker_whose_attempts_fail_rest(monkeypatch: py
     rig.say(count=1, granted=2)
     assert rig.counts == {"resting": 1}
     assert await rig.pool.acquire() is rig.worker
+    rig.say(count=1, granted=2)
+    assert rig.counts == {"idle": 1}
 
 
 async def test_a_worker_cannot_fill_the_journal_with_reasons(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,6 +17,7 @@ from dart.errors import UserError
 from dart.v1 import control_pb2_grpc, session_pb2_grpc
 from dart.v1 import session_pb2 as pb
 from dart.wire import worker as worker_module
+from dart.wire.capabilities import NOTICES
 from dart.wire.channel import Dial
 from dart.wire.role import Command, CommandError, Reply, WorkerRole
 from dart.wire.rules import Limits, Violation
@@ -191,6 +193,17 @@ async def test_a_replica_whose_ready_can_be_mended_still_needs_weights_that_were
     fleet.receive(worker, pb.SessionRequest(ready=ready))
     assert worker.state == "starting"
     assert "Ready.weight_version" in (await worker.outbox.get()).bye.reason
+
+
+def test_all_that_a_worker_is_told_goes_where_its_commands_go() -> None:
+    """A simulated worker reads them elsewhere than from a stream."""
+    told: list[str | None] = []
+    fleet = Fleet(60.0)
+    fleet.boundary.limits = Limits(version=4)
+    worker, _ = fleet.admit(pb.Hello(worker_id="w", instance_id="i", role=pb.ROLE_ROLLOUT, capabilities=[NOTICES]))
+    worker.end.outbox = SimpleNamespace(put=lambda message, rest=(): told.append(message.WhichOneof("body")))
+    fleet.became_ready(worker, pb.Ready(slots=1, engine_ranks=1, weight_version=9))
+    assert told == ["bye", "notice"]
 
 
 async def test_a_lost_worker_keeps_nothing_of_what_it_was_asked() -> None:
