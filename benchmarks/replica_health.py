@@ -15,7 +15,8 @@ A transfer that hangs, as over NCCL when its other end is lost, parks the engine
 nothing and answers nothing, ends `sync.timeout_seconds` and ten seconds later, and is started again. There is a row
 for each of `--seeds` runs: the seconds until it serves again, and what the other three did in that time: the share of
 it in which they served (the rest went to their own weight updates), and their requests. Both are also compared with
-what they did on average in as long a time from each earlier weight update of the same replica on.
+what they did on average in as long a time from each earlier weight update of the same replica on. Of the weight
+updates that each of them took meanwhile, the row has the fewest.
 """
 
 from __future__ import annotations
@@ -169,6 +170,7 @@ def hung_transfer(hours: float, seed: int = 0) -> dict[str, Any]:
     def asked(since: float) -> int:
         return sum(since <= at < since + length for name in others for at in hang.asked[name])
 
+    updates = {name: sum(start <= at < start + length for at, _ in hang.pauses[name]) for name in others}
     before = mean(map(serving, earlier))
     return {
         "seed": seed,
@@ -177,6 +179,7 @@ def hung_transfer(hours: float, seed: int = 0) -> dict[str, Any]:
         "the_same_before": round(before, 4),
         "share_against_before": round(serving(start) / before, 4),
         "requests_of_others_against_before": round(asked(start) / mean(map(asked, earlier)), 3),
+        "fewest_updates_of_another": min(updates.values()),
         "attempts_lost": summary["infrastructure_failures"],
         "given_up": summary["events"]["given_up"],
     }

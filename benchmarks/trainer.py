@@ -8,9 +8,10 @@ With a finished RUN: on batches of it (its real prompts, screenshots and respons
 samples' own, so a token that is computed once for eight samples counts eight times. Writes results/trainer.json.
 
 Without one: on made-up episodes as on a desktop, 30 steps with five screenshots of 960 x 544 pixels in the prompt.
-*plain* has a sliding window (`agent.history_stride: 1`), *packed* has it and, as *strided*, one that drops three
-screenshots at once (3), whose steps are chains without a mask. Seconds of an update are compared in pairs. The weights
-are those of the built-in tiny policy, and the tower trains. Writes results/trainer_desktop.json.
+*plain* has a sliding window (`agent.history_stride: 1`), and here it also encodes a screenshot for each step that shows
+it; *packed* has that window and, as *strided*, one that drops three screenshots at once (3), whose steps are chains
+without a mask. Seconds of an update are compared in pairs. The weights are those of the built-in tiny policy, and the
+tower trains. Writes results/trainer_desktop.json.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import io
 import json
 import random
 import statistics
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -44,6 +45,7 @@ from dart.store.records import GroupState
 from dart.v1 import session_pb2 as pb
 from dart.wire.convert import sample_to_proto
 from dart.workers.train import batch as batches
+from dart.workers.train.screenshots import Processed
 from dart.workers.train.trainer import Trainer
 
 RESULT = Path(__file__).parent / "results" / "trainer.json"
@@ -82,13 +84,13 @@ def desktop(count: int) -> None:
             samples = [sample_to_proto(replace(step, advantage=(-1.0) ** index)) for index, step in enumerate(steps)]
             tokens = sum(len(sample.prompt_token_ids) + len(sample.token_ids) for sample in samples)
             totals = len(samples), sum(len(sample.token_ids) for sample in samples)
-            with _plain_rows(trainer.token_limit) if way == "plain" else nullcontext():
+            with _by_themselves(trainer.token_limit) if way == "plain" else nullcontext():
                 row[way] = _timed(trainer, samples, totals, tokens) | {"tokens": tokens}
         rows.append(row)
         print(json.dumps(row), flush=True)
     results: dict[str, Any] = {
         f"{way}_over_plain_update_seconds": asdict(
-            estimate([row[way]["update_seconds"] / row["plain"]["update_seconds"] for row in rows[1:]])
+            estimate([row[way]["update_seconds"] / row["plain"]["update_seconds"] for row in rows[1:] or rows])
         )
         for way in ("packed", "strided")
     }
@@ -194,6 +196,27 @@ def _plain_rows(token_limit: int) -> Iterator[None]:
         return parts
 
     with patch.object(batches, "make_rows", make_rows), patch.object(batches, "cut", cut):
+        yield
+
+
+@contextmanager
+def _by_themselves(token_limit: int) -> Iterator[None]:
+    """Plain rows, none of which shares a screenshot with another."""
+    collate = batches.collate
+
+    def apart(
+        rows: Sequence[batches.Row], images: dict[bytes, Processed], layout: batches.Layout
+    ) -> batches.MicroBatch:
+        shown = [image.sha256 for row in rows for image in row.images]
+        return replace(
+            collate(rows, images, layout),
+            pixel_values=torch.cat([images[digest].patches for digest in shown]),
+            image_grid_thw=torch.tensor([images[digest].grid for digest in shown]),
+            image_digests=tuple(shown),
+            image_index=tuple(range(len(shown))),
+        )
+
+    with _plain_rows(token_limit), patch.object(batches, "collate", apart):
         yield
 
 

@@ -138,8 +138,8 @@ def worker(
 ) -> None:
     """Run one worker. The coordinator sends it all other settings; its token is read from DART_TOKEN.
 
-    For more than one training rank: accelerate launch --gpu_ids all --num_processes N -m dart worker
-    --role train ...
+    For more than one training rank: accelerate launch --multi_gpu --gpu_ids all --num_machines 1 --num_processes N
+    --main_process_port 0 -m dart worker --role train ...
     """
     from dart.commands.worker import run_worker
 
@@ -318,8 +318,8 @@ def why(run: Path | None, address: str | None, tls_ca: Path | None, as_json: boo
 def control(action: str, run: Path | None, address: str | None, tls_ca: Path | None) -> None:
     """Control a run while it trains. RUN defaults to the newest under runs/.
 
-    pause and resume: begin no more trajectories, and begin them again; a run that is continued with --resume is not
-    paused any more. drain: end the run as if the update in progress were its last; it is then finished and cannot be
+    pause and resume: begin no more trajectories, and begin them again; a run that was paused is still paused after
+    --resume. drain: end the run as if the update in progress were its last; it is then finished and cannot be
     continued. checkpoint: save one after the update in progress, and wait for it, up to an hour.
 
     If the coordinator requires a token, it is read from the file that the run's config names, or from DART_TOKEN; with

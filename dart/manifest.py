@@ -22,6 +22,8 @@ NAME = "manifest.json"
 _ASIDE, _UNFINISHED = ".old", ".tmp"
 _THREADS = 4
 """Files hashed at once: hashing releases the interpreter lock."""
+_OWN: set[Path] = set()
+"""The hidden folders that this process is using now."""
 
 
 def seal(folder: Path) -> None:
@@ -57,20 +59,18 @@ def written(folder: Path) -> Iterator[Path]:
     """Write a sealed folder: into the one that this gives, which takes `folder`'s place when the block has ended.
 
     A reader sees the old folder or the new one, never a part, also after a power failure. Its parent is for such
-    folders alone, and one process alone writes there: hidden .tmp and .old folders are what it left when it was killed,
-    and are removed.
+    folders alone, and one process alone writes there; what an earlier one left there is removed.
     """
     _make(folder.parent)
-    for left in (*folder.parent.glob(f".*{_UNFINISHED}"), *folder.parent.glob(f".*{_ASIDE}")):
-        shutil.rmtree(left, ignore_errors=True)
-    temporary = folder.parent / f".{folder.name}.{os.getpid()}{_UNFINISHED}"
-    temporary.mkdir()
+    remove_left(folder.parent)
+    temporary, previous = folder.parent / f".{folder.name}.{os.getpid()}{_UNFINISHED}", aside(folder)
+    _OWN.update((temporary, previous))
     try:
+        temporary.mkdir()
         yield temporary
         failpoint("folder-written")
         seal(temporary)
         failpoint("folder-sealed")
-        previous = aside(folder)
         if folder.exists():
             folder.rename(previous)
             failpoint("folder-aside")
@@ -79,6 +79,14 @@ def written(folder: Path) -> Iterator[Path]:
         shutil.rmtree(previous, ignore_errors=True)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+        _OWN.difference_update((temporary, previous))
+
+
+def remove_left(parent: Path) -> None:
+    """Remove the hidden folders of a process that was killed while it wrote: unfinished ones, and those set aside."""
+    for left in (*parent.glob(f".*{_UNFINISHED}"), *parent.glob(f".*{_ASIDE}")):
+        if left not in _OWN:
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def _make(folder: Path) -> None:

@@ -23,9 +23,10 @@ from benchmarks.simulation.timings import EnvTimes, SyncTimes, Timings, TrainerT
 from benchmarks.simulation.workers import SimulatedEnvs, SimulatedTrainer
 from dart import config
 from dart.agent.vocabulary import vocabulary_size
+from dart.coordinator.ending import Interrupted
 from dart.coordinator.fleet import prompts
 from dart.coordinator.fleet.sessions import InfrastructureError, Worker
-from dart.coordinator.run import Interrupted, Run
+from dart.coordinator.run import Run
 from dart.coordinator.sampling.collecting import Collection
 from dart.coordinator.sampling.data import DataManager
 from dart.coordinator.start import Start, starting_point

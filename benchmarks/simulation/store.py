@@ -32,6 +32,9 @@ class NoDatabase:
             raise BlobError("no longer remembered")
         return SimpleNamespace(trajectory=self._successes[trajectory_id])
 
+    def wait_at_most(self, seconds: float) -> None:
+        """It never waits."""
+
     def __getattr__(self, name: str) -> Any:
         """Everything that is only written, or only read by a restart."""
 

@@ -18,16 +18,19 @@ import click
 
 from dart.agent import resizing
 from dart.config import BUILTIN_SUITE, Config, Environment, load
+from dart.core.capacity import devices
 from dart.errors import USER_ERROR, UserError
 from dart.job import Job, Train
 from dart.processes import fits
-from dart.processes.gpus import gpus_here, place
+from dart.processes.gpus import LEAST_DRIVER, gpus_here, old_driver, place
 from dart.trackers.base import KINDS, installed
 from dart.wire.channel import listen
 from dart.worlds.missing import problem
 from dart.worlds.plugs import find, read_options
 
 QWEN2_5 = "Qwen2_5_VLForConditionalGeneration"
+SHARED_BY_ENGINE_MB = 256
+"""vLLM 0.33 makes rings of up to 240 MB between the processes of one replica, and ends if there is no room for one."""
 ARCHITECTURES = ("Qwen3VLForConditionalGeneration", QWEN2_5)
 
 
@@ -43,7 +46,8 @@ def doctor(config_path: Path | None, overrides: Sequence[str] = ()) -> None:
         click.echo(f"{'missing' if why else 'ok     '}  {name}" + (f": {why}" if why else ""))
     for note in fits.notes(config, Train()) if config else ():
         click.echo(f"needs    {note}")
-    for warning in (*warnings(config), *fits.warnings(config, Train())) if config else ():
+    of_config = (*warnings(config), *fits.warnings(config, Train())) if config else ()
+    for warning in (*_driver_warnings(), *of_config):
         click.echo(f"warning  {warning}")
     click.echo("nothing is missing" if not bad else f"{bad} to fix")
     sys.exit(USER_ERROR if bad else 0)
@@ -63,7 +67,7 @@ def checks(config: Config | None, job: Job) -> list[tuple[str, Callable[[], str 
         found += [
             ("torch", lambda: _module("torch", "pip install 'dart-gui-rl[train,cpu]', or [train,gpu]")),
             ("transformers", lambda: _module("transformers", "pip install 'dart-gui-rl[train]'")),
-            ("shared memory", _shared_memory),
+            ("shared memory", partial(_shared_memory, config, job)),
         ]
     if config is None or job.replicas(config):
         found.append(("vllm", _vllm))
@@ -114,6 +118,15 @@ except ValueError as error:
 def _trackers(config: Config) -> str | None:
     missing = [f"tracking.to names {kind}: {KINDS[kind].remedy}" for kind in config.tracking.to if not installed(kind)]
     return "\n".join(missing) or None
+
+
+def _driver_warnings() -> list[str]:
+    if devices.on_cpu() or (version := old_driver()) is None:
+        return []
+    return [
+        f"driver: this machine's NVIDIA driver is {version}, and torch and vLLM are built for CUDA 13, which needs "
+        f"{LEAST_DRIVER} or newer: install a newer driver, or, on a data-center GPU, NVIDIA's cuda-compat package"
+    ]
 
 
 def warnings(config: Config) -> list[str]:
@@ -170,14 +183,18 @@ def _torchvision_mended() -> bool:
     return mended()
 
 
-def _shared_memory() -> str | None:
+def _shared_memory(config: Config | None, job: Job) -> str | None:
     if not Path("/dev/shm").is_dir():
         return None
-    free = shutil.disk_usage("/dev/shm").free
+    needed, why = 64, ""
+    if config is not None and job.replicas(config) and config.rollout.gpus > 1:
+        needed, why = SHARED_BY_ENGINE_MB, " by the processes of a vLLM replica on more than one GPU"
+    free = shutil.disk_usage("/dev/shm").free >> 20
+    if free > needed:
+        return None
     return (
-        None
-        if free > 64 << 20
-        else f"/dev/shm has only {free >> 20} MB free, and 64 are needed: give the machine or container more"
+        f"/dev/shm has only {free} MB free, and {needed} are needed{why}: give the machine or container more, for "
+        "example docker run --shm-size=8g"
     )
 
 

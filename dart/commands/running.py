@@ -7,7 +7,7 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from logging.handlers import RotatingFileHandler
@@ -19,7 +19,8 @@ from dart.agent.templates import digest_of
 from dart.agent.vocabulary import vocabulary_digest
 from dart.config import Config, parse
 from dart.config.tasks import MOST_SEEDS
-from dart.coordinator.run import Interrupted, Run
+from dart.coordinator.ending import Interrupted
+from dart.coordinator.run import Run
 from dart.coordinator.sampling.evaluation import settings_of
 from dart.coordinator.start import MOST_UNWRITTEN_EVENTS, Start, starting_point
 from dart.coordinator.summary import Summary, write_json
@@ -55,8 +56,8 @@ class JobRun:
     """Continue the run in the directory, or begin one if there is none yet."""
     parent_watch: bool = False
     """Interrupt the run when standard input closes."""
-    beside: Beside | None = None
-    """The dashboard that is started with the run's processes."""
+    beside: Callable[[], Beside | None] = lambda: None
+    """The dashboard that is started with the run's processes: the same at every call."""
 
 
 def check_before(config: Config, job: Job) -> None:
@@ -117,6 +118,7 @@ async def _run(wanted: JobRun, hold: Hold) -> Summary | None:
         start = await begin(wanted, database)
         try:
             peak = trainer_peak(wanted.config, wanted.job) if wanted.local else None
+            wanted.beside()
             run = Run(wanted.config, wanted.directory, database, wanted.job, start, guard, peak)
         except Exception as error:  # whatever it is, it ends the run, which would be "running" in the database for ever
             why = Event(start.first_event, time.time(), "failed", to_json({"why": str(error)}))
@@ -242,7 +244,7 @@ async def _launch(wanted: JobRun, run: Run) -> None:
     address = await run.address
     if not wanted.local:
         await asyncio.to_thread(wanted.directory.tell_address, address)
-    children = [wanted.beside.child()] if wanted.beside else []
+    children = [beside.child()] if (beside := wanted.beside()) else []
     if isinstance(wanted.job, Train) and wanted.config.tracking.to:
         children.append(tracking_child(wanted.directory.path))
     if wanted.local:

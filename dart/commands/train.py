@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import sys
+import time
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import click
@@ -19,7 +22,7 @@ from dart.config import Config, load
 from dart.coordinator.sampling.sources import POOL, SFT, check_sources
 from dart.coordinator.summary import Summary
 from dart.core.evaluation.documents import ByDecoding
-from dart.core.fleet.restarts import MOST_RESTARTS
+from dart.core.fleet.restarts import MOST_RESTARTS, pause_seconds
 from dart.errors import INTERRUPTED, ProcessLost, UserError
 from dart.job import Train
 from dart.processes import secrets
@@ -77,7 +80,7 @@ def train(options: TrainOptions) -> None:
         initial_weights=options.initial_weights,
         either=given is not None,
         parent_watch=options.parent_watch,
-        beside=_dashboard(config, directory),
+        beside=functools.cache(partial(_dashboard, config, directory)),
     )
     summary = _to_the_end(wanted)
     if summary is None:
@@ -101,21 +104,29 @@ def _to_the_end(wanted: JobRun) -> Summary | None:
         try:
             return run_in_loop(wanted)
         except ProcessLost as error:
-            if _checkpoints(wanted.directory) - before:
-                restarts, wanted = 0, replace(wanted, initial_weights=False)
+            now = _checkpoints(wanted.directory)
+            if now.items() - before.items():  # also one that took the place of another
+                wanted = replace(wanted, initial_weights=False)
+            if now.keys() - before.keys():
+                restarts = 0
             if not wanted.local or restarts == MOST_RESTARTS:
                 raise
             restarts += 1
+            pause = pause_seconds(restarts)
             click.echo(
-                f"{error.why}; the run is resumed from its last checkpoint (attempt {restarts} of {MOST_RESTARTS}, "
-                "counted anew from the next checkpoint on)",
+                f"{error.why}; the run is resumed after {pause:g} s (attempt {restarts} of {MOST_RESTARTS}, counted "
+                "anew from the next checkpoint on)",
                 err=True,
             )
+            try:
+                time.sleep(pause)
+            except KeyboardInterrupt:
+                raise error from None
             wanted = replace(wanted, resume=True)
 
 
 def _dashboard(config: Config, directory: RunDirectory) -> Beside | None:
-    """The run's dashboard, whose address is printed: the same for all processes of the run that this one starts.
+    """The run's dashboard, whose address is printed. Called while the run is locked: its directory keeps the address.
 
     Raises UserError for a host that fails, and a run directory that cannot be written to.
     """
@@ -126,8 +137,9 @@ def _dashboard(config: Config, directory: RunDirectory) -> Beside | None:
     return beside
 
 
-def _checkpoints(directory: RunDirectory) -> set[Path]:
-    return set(directory.checkpoints.glob("v*"))
+def _checkpoints(directory: RunDirectory) -> dict[Path, int]:
+    """The folders with their inodes: one that takes another's place has its own."""
+    return {folder: folder.stat().st_ino for folder in directory.checkpoints.glob("v*")}
 
 
 def _directories(options: TrainOptions) -> tuple[RunDirectory | None, RunDirectory | None]:

@@ -192,9 +192,13 @@ class Watchdog(Section):
         "if that is longer.",
     )
     end_after_seconds: Seconds | None = Field(
-        None, description="A run without progress for this long ends; `--resume` continues it. none: never."
+        None,
+        description="A run without progress for this long ends, and can be continued with --resume; `dart train` does "
+        "so by itself, at most three times in a row without a new checkpoint. none: never.",
     )
-    exit_code: int = Field(75, ge=1, le=125, description="Exit code of a run that ended this way.")
+    exit_code: int = Field(
+        75, ge=1, le=125, description="Exit code of a run that ended this way, and is not resumed by itself."
+    )
 
 
 class Dashboard(Section):

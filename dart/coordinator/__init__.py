@@ -43,7 +43,8 @@ Each loop, what it consumes, what it waits for, and what wakes it:
     Housekeeping.run      the run's files          its pauses                 the clock; it checks that they are still
       (two loops)                                                             there, and removes what nothing needs
     Run._watch_stop       Ctrl-C, SIGTERM          the signal                 the user
-    Run._watch_trainer    the loss of a rank       TrainerRanks.lost          the session; the run then ends
+    Run._watch_trainer    the loss of a rank       TrainerRanks.lost          the session; the run then ends, and
+                                                                              `dart train` resumes it
 
 Back-pressure goes against the arrows. When the trainer falls behind, released groups wait, the budget of trajectories
 begun but not yet consumed is used up, `next` waits, and environments are idle; their ledger says why ("the trainer is

@@ -1,4 +1,4 @@
-"""The last checkpoint of a run that was interrupted."""
+"""How a run ends that was interrupted, and its last checkpoint."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from collections.abc import Coroutine
 from typing import Any
 
 from dart.errors import UserError, ungrouped
+
+
+class Interrupted(Exception):
+    """The run was stopped from outside; it can be resumed."""
 
 
 async def saved_in_time(

@@ -15,7 +15,7 @@ from typing import Any
 
 from dart.agent.vocabulary import vocabulary_size
 from dart.config import Config
-from dart.coordinator.ending import saved_in_time
+from dart.coordinator.ending import Interrupted, saved_in_time
 from dart.coordinator.fleet.environments import EnvPool
 from dart.coordinator.fleet.replicas import RolloutPool
 from dart.coordinator.fleet.roster import Roster
@@ -48,7 +48,7 @@ from dart.core.progress import Progress
 from dart.core.status import Status
 from dart.core.types import Task
 from dart.core.usage import EnvState
-from dart.errors import UserError, first_of, ungrouped
+from dart.errors import ProcessLost, UserError, first_of, ungrouped
 from dart.job import Collect, Evaluate, Job, Train
 from dart.rundir import Guard, RunDirectory
 from dart.screenshots.stored import StoredScreenshots
@@ -61,10 +61,6 @@ from dart.wire.rules import Limits
 GOODBYE_SECONDS = 4.0
 ENDING_PATIENCE_SECONDS = 10.0
 """How long to wait, when the run ends, for a database that another program has locked, or a store that is away."""
-
-
-class Interrupted(Exception):
-    """The run was stopped from outside; it can be resumed."""
 
 
 class Run:
@@ -127,8 +123,7 @@ class Run:
         self._guard, self._housekeeping = guard, self._make_housekeeping(guard)
         self._stop, self.hurry = asyncio.Event(), asyncio.Event()
         self._launcher_failed: Exception | None = None
-        self._began = time.monotonic()
-        self._roster = Roster(self.fleet, self.journal)
+        self._began, self._roster = time.monotonic(), Roster(self.fleet, self.journal)
 
     # ---- its parts ----
 
@@ -246,11 +241,16 @@ class Run:
 
     async def _beside(self, launch: Coroutine[Any, Any, None]) -> Summary:
         """The run with its launcher, which ends after the run has sent the workers Bye."""
-        with ungrouped(Interrupted, UserError):
-            async with asyncio.TaskGroup() as tasks:
-                launching = tasks.create_task(self._launched(launch))
-                summary = await self.work()
-                launching.cancel()
+        try:
+            with ungrouped(Interrupted, UserError):
+                async with asyncio.TaskGroup() as tasks:
+                    launching = tasks.create_task(self._launched(launch))
+                    summary = await self.work()
+                    launching.cancel()
+        except ProcessLost as error:
+            if self._stop.is_set():  # before or after that, so that nobody wants new processes
+                raise Interrupted from error
+            raise
         return summary
 
     async def _launched(self, launch: Coroutine[Any, Any, None]) -> None:
@@ -280,10 +280,8 @@ class Run:
         return summary
 
     async def _with_background(self) -> Summary:
-        work = [
-            self.fleet.reap(), self.journal.write_events(self.database), self.sync.run(), self._watch_stop(),
-            self._watch.run(),
-        ]  # fmt: skip
+        work = [self.fleet.reap(), self.journal.write_events(self.database), self.sync.run(), self._watch.run()]
+        work.append(self._watch_stop())
         if self._trains:
             work.append(self._watch_trainer())
         if self._housekeeping:
@@ -407,6 +405,8 @@ class Run:
         plain = isinstance(first, UserError | asyncio.CancelledError)
         with contextlib.suppress(OSError):
             self.journal.event("failed", why=str(first) if plain else f"{type(first).__name__}: {first}")
+        if isinstance(first, ProcessLost):
+            self._training.lost(first.why)
         await self._end(RunState.FAILED, save=isinstance(first, Stalled) and self.ranks.idle)
 
     async def _end(self, state: RunState, *, save: bool) -> None:

@@ -181,12 +181,6 @@ class Ended:
         }
 
 
-async def read_ended(directory: RunDirectory) -> Ended:
-    """Read how the run ended from its database. Raises UserError when that cannot be read."""
-    async with await RunFiles.open(directory) as files:
-        return await how_it_ended(files)
-
-
 async def how_it_ended(files: RunFiles) -> Ended:
     """What the run's last process left; stalls and failures of the processes before it say nothing about its end."""
     record = await files.record()

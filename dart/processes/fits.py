@@ -188,8 +188,14 @@ def trainer_set_up(config: Config, *, gpus: bool) -> TrainerSetUp:
         lora_targets=trainer.lora.target_modules if trainer.lora else (),
         lora_tower=trainer.lora is not None and trainer.lora.tower,
         fused=trainer.fused_kernels and gpus,
-        nccl=over_nccl(config, gpus=gpus),
+        transfers=_at_once(config) if over_nccl(config, gpus=gpus) else 0,
     )
+
+
+def _at_once(config: Config) -> int:
+    """How many replicas get weights at once. One that has failed may get them beside these."""
+    replicas = config.rollout.replicas
+    return replicas if config.schedule.sync == "all" else min(replicas, config.sync.max_unavailable)
 
 
 def over_nccl(config: Config, *, gpus: bool) -> bool:

@@ -16,7 +16,10 @@ from dart.job import Job, Train
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 LIST = ("nvidia-smi", "--query-gpu=index", "--format=csv,noheader")
 DESCRIBE = ("nvidia-smi", "--query-gpu=index,uuid,memory.total,name", "--format=csv,noheader,nounits")
+DRIVER = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
 LIST_SECONDS = 30.0
+LEAST_DRIVER = 580
+"""What CUDA 13 needs, for which the pinned torch and vLLM are built."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,13 @@ def cards_of(gpus: Sequence[str]) -> dict[str, Card]:
             here = (gpu for gpu in gpus if gpu == index or (gpu.startswith("GPU-") and uuid.startswith(gpu)))
             found |= dict.fromkeys(here, Card(name, int(mebibytes) << 20))
     return found
+
+
+def old_driver() -> str | None:
+    """The NVIDIA driver's version if it is older than CUDA 13 needs. NVIDIA's cuda-compat may make up for that."""
+    version = next(iter(_asked(DRIVER).split()), "")
+    major = version.split(".")[0]
+    return version if major.isdigit() and int(major) < LEAST_DRIVER else None
 
 
 def _asked(command: Sequence[str]) -> str:

@@ -140,7 +140,12 @@ class Launcher:
             self._failed(error)
             raise
         finally:
-            await self._end_all()
+            ending = asyncio.ensure_future(self._end_all())
+            try:
+                await asyncio.shield(ending)
+            except asyncio.CancelledError:  # the work has failed meanwhile: new processes must not meet these
+                await ending
+                raise
 
     async def _bound_logs(self) -> None:
         while self._most_log_bytes is not None:

@@ -22,6 +22,7 @@ def collect_seldom() -> None:
     holds every step up for a second. So old objects are hardly ever looked at, and new ones by the five thousand, which
     takes 13 ms: by fifty thousand it is ten times that, and every step behind it waits.
     """
+    gc.collect()  # else what an earlier run in this process has left would be kept for good
     gc.freeze()
     gc.set_threshold(5_000, 10_000, 1_000)
 

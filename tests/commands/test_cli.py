@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from dart.cli import main
 from dart.commands import doctor
 from dart.config import load
+from dart.core.capacity import devices
 from dart.job import Train
 from dart.wire.channel import listen
 
@@ -154,6 +158,32 @@ def test_an_architecture_that_writes_otherwise_is_told(
     (tmp_path / "config.json").write_text(json.dumps({"architectures": [architecture]}))
     told = doctor._model(load(Path(MINIWOB), [f"model.path={tmp_path}", f"agent.grammar={grammar}"]))
     assert told is not None and message in told
+
+
+@pytest.mark.parametrize(("version", "warned"), [("570.133.20", True), ("580.65.06", False), ("", False)])
+def test_doctor_warns_of_an_old_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, *, warned: bool
+) -> None:
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text(f"#!/bin/sh\nprintf '{version}\\n'\n")
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(devices, "on_cpu", lambda: False)
+    said = [line for line in CliRunner().invoke(main, ["doctor"]).output.splitlines() if "driver" in line]
+    assert [f"NVIDIA driver is {version}," in line and "needs 580 or newer" in line for line in said] == [True] * warned
+
+
+@pytest.mark.parametrize(
+    ("gpus", "free", "told"), [(1, 100, None), (1, 50, "64 are"), (2, 100, "256 are"), (2, 300, None)]
+)
+def test_doctor_wants_more_shared_memory_for_engines_of_several_processes(
+    monkeypatch: pytest.MonkeyPatch, gpus: int, free: int, told: str | None
+) -> None:
+    usage = shutil.disk_usage("/")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=free << 20))
+    config = load(Path(MINIWOB), [f"rollout.tensor_parallel={gpus}"])
+    why = dict(doctor.checks(config, Train()))["shared memory"]()
+    assert (why is None) == (told is None) and (told or "") in (why or "")
 
 
 def test_doctor_finds_a_missing_browser(tmp_path: Path) -> None:

@@ -13,9 +13,12 @@ from pathlib import Path
 import pytest
 from dashboards.made import small_run
 
+from dart.commands.running import JobRun, run_in_loop
 from dart.config import Config, Dashboard, load
 from dart.errors import UserError
+from dart.job import Train
 from dart.processes.beside import Beside, listen
+from dart.rundir import RunDirectory
 
 MINIWOB = Path(__file__).parents[2] / "configs" / "miniwob_cpu.yaml"
 HANG_SECONDS = 120
@@ -51,6 +54,16 @@ def test_the_token_is_not_left_to_the_workers(tmp_path: Path, monkeypatch: pytes
         assert "DART_VIEW_TOKEN" not in os.environ
         child = beside.child()
         assert child.environment == {"DART_VIEW_TOKEN": "secret"} and "secret" not in " ".join(child.command)
+
+
+def test_a_run_that_somebody_else_works_on_keeps_the_address_of_its_dashboard(tmp_path: Path) -> None:
+    asked: list[None] = []
+    directory = RunDirectory(tmp_path / "run")
+    directory.path.mkdir()
+    wanted = JobRun(config(), directory, Train(), resume=True, beside=lambda: asked.append(None))
+    with directory.lock(), pytest.raises(UserError, match="is in use by"):
+        run_in_loop(wanted)
+    assert not asked
 
 
 def test_where_control_needs_a_token_so_do_the_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

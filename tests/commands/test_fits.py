@@ -232,9 +232,16 @@ def test_set_ups_follow_the_config(tmp_path: Path) -> None:
         },
     )  # fmt: skip
     trainer, replica = fits.trainer_set_up(config, gpus=True), fits.replica_set_up(config, gpus=True)
-    expected = TrainerSetUp(8, True, True, True, False, True, 1000, fused=True, nccl=True)
+    expected = TrainerSetUp(8, True, True, True, False, True, 1000, fused=True, transfers=1)
     assert trainer == expected, "several ranks are sharded by default"
     assert (replica.pipeline_parallel, replica.batched_tokens) == (2, 16_384)
+    coupled = config.model_copy(
+        update={
+            "schedule": config.schedule.model_copy(update={"sync": "all"}),
+            "rollout": config.rollout.model_copy(update={"replicas": 5}),
+        }
+    )
+    assert fits.trainer_set_up(coupled, gpus=True).transfers == 5, "all at once"
     adapted = fits.trainer_set_up(_config(tmp_path, trainer={"lora": {"target_modules": ["q_proj"]}}), gpus=True)
     assert (adapted.lora_rank, adapted.lora_targets) == (16, ("q_proj",))
 

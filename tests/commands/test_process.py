@@ -3,10 +3,12 @@
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from dart import manifest
 from dart.commands import train
 from dart.commands.running import JobRun
 from dart.config import load
@@ -59,6 +61,7 @@ def _runs(
     """What `dart train` runs when each of its attempts ends so; a number: it saves a checkpoint of that version first,
     and loses its trainer then."""
     begun: list[JobRun] = []
+    monkeypatch.setattr(time, "sleep", lambda _: None)
 
     def run_in_loop(wanted: JobRun) -> dict[str, object]:
         begun.append(wanted)
@@ -66,7 +69,8 @@ def _runs(
             return {"updates": 7}
         end = ends.pop(0)
         if isinstance(end, int):
-            (folder / "checkpoints" / f"v{end}").mkdir(parents=True)
+            with manifest.written(folder / "checkpoints" / f"v{end}"):
+                pass
             end = ProcessLost("the trainer is gone")
         raise end
 
@@ -86,9 +90,19 @@ def test_a_run_whose_trainer_is_lost_is_resumed_until_it_makes_no_checkpoint_any
         "until it has its own"
     )
     said = capsys.readouterr().err
-    assert said.startswith("the trainer is gone; the run is resumed from its last checkpoint (attempt 1 of 3")
+    assert [line.partition("(")[0] for line in said.splitlines()] == [
+        f"the trainer is gone; the run is resumed after {seconds} s " for seconds in (2, 4, 8, 2, 4, 8)
+    ]
     with pytest.raises(ProcessLost, match="the trainer is gone; all finished work is kept, and --resume continues"):
         _runs(tmp_path, monkeypatch, [lost] * 4)
+
+
+def test_weights_that_were_given_anew_are_not_given_again_once_a_checkpoint_has_taken_an_older_ones_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "checkpoints" / "v20").mkdir(parents=True)
+    begun = _runs(tmp_path, monkeypatch, [20], weights=True)
+    assert [one.initial_weights for one in begun] == [True, False]
 
 
 def test_other_failures_and_runs_with_workers_from_elsewhere_are_not_resumed(

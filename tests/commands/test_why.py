@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -14,11 +14,12 @@ import pytest
 from click.testing import CliRunner
 
 from dart.cli import main
-from dart.commands.look.status import Found, StatusOptions, status, watch
+from dart.commands.look.status import Found, Past, StatusOptions, status, watch
 from dart.commands.look.why import why
 from dart.core.json_text import JSON, to_json
 from dart.core.progress import Counts
 from dart.core.status import Figures, Stall, Status, Usage
+from dart.inspection.opening import RunFiles
 from dart.inspection.wording import details, quiet_line, stall_lines
 from dart.rundir import RunDirectory
 from dart.store.records import Event, RunState
@@ -175,9 +176,10 @@ async def test_the_newest_run_is_the_one_that_began_last(
     assert [[run.name for run in runs] for runs in found] == [["run-3", "run-2", "run-1"]] * 2
     asked: list[Path | None] = []
 
-    async def find(options: StatusOptions) -> Found:
+    async def find(options: StatusOptions, read: Callable[[RunFiles], Awaitable[Past]]) -> Found[Past]:
         asked.append(options.run)
-        return Found(None, RunDirectory.chosen(options.run))
+        async with await RunFiles.open(RunDirectory.chosen(options.run)) as files:
+            return Found(None, await read(files))
 
     monkeypatch.setattr("dart.commands.look.status.find", find)
     await asyncio.to_thread(watch, StatusOptions())

@@ -16,11 +16,14 @@ from run_processes import killed_run
 from run_processes.told import events
 
 from dart.coordinator import run as run_module
+from dart.coordinator.ending import Interrupted
 from dart.coordinator.fleet.sessions import Worker
-from dart.coordinator.run import Interrupted, Run
+from dart.coordinator.run import Run
 from dart.coordinator.service.watching import Stalled
 from dart.coordinator.start import Start
-from dart.errors import UserError
+from dart.core.curation.batches import ReleasedGroup
+from dart.core.usage import TrainerState
+from dart.errors import ProcessLost, UserError
 from dart.job import Train
 from dart.rundir import RunDirectory
 from dart.store.engine import DatabaseFailed
@@ -167,6 +170,50 @@ async def test_a_launcher_that_fails_is_why_although_the_trainer_leaves_first(
     with pytest.raises(UserError, match="rollout-2 ended 4 times in a row"):
         await run._beside(launch())
     assert [event["why"] for event in _events(run, "failed")] == ["rollout-2 ended 4 times in a row"]
+
+
+async def test_a_run_that_was_stopped_is_not_resumed_because_its_trainer_ended_too(
+    run: Run, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it was stopped before that, or while its other processes were being ended."""
+
+    async def launch() -> None:
+        run.interrupt()
+        run.launcher_failed(lost := ProcessLost("train was killed by SIGKILL"))
+        raise lost
+
+    monkeypatch.setattr(run, "_phases", asyncio.Event().wait)
+    with pytest.raises(Interrupted):
+        await run._beside(launch())
+
+
+async def test_the_batch_that_a_lost_trainer_had_is_recorded(
+    run: Run, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the launcher notices it before the session does."""
+
+    async def launch() -> None:
+        raise ProcessLost("train was killed by SIGKILL")
+
+    run._training._in_flight = [ReleasedGroup("g7", (), ())]
+    monkeypatch.setattr(run, "_phases", asyncio.Event().wait)
+    with pytest.raises(ProcessLost):
+        await run._beside(launch())
+    assert [(event["groups"], event["why"]) for event in _events(run, "trainer_lost")] == [
+        (["g7"], "train was killed by SIGKILL")
+    ]
+
+
+async def test_a_trainer_is_not_idle_while_it_has_an_update_that_nobody_waits_for(run: Run) -> None:
+    run.ranks._complete.set()
+    with pytest.raises(asyncio.CancelledError), run.ranks._doing(TrainerState.TRAINING):
+        raise asyncio.CancelledError
+    assert not run.ranks.idle
+    with pytest.raises(UserError), run.ranks._doing(TrainerState.SAVING):
+        raise UserError("the disk is full")
+    run.ranks._work.clear()
+    run.ranks._account()
+    assert run.ranks.idle
 
 
 @pytest.mark.parametrize("idle", [True, False])

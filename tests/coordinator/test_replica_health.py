@@ -287,6 +287,7 @@ def test_a_transfer_that_hangs_takes_nothing_from_the_other_replicas(monkeypatch
     assert replaced <= row["seconds_until_it_serves"] <= replaced + 30
     assert row["share_against_before"] >= 0.98
     assert row["requests_of_others_against_before"] >= 0.98
+    assert row["fewest_updates_of_another"] >= 1, "nobody waited for the one that hangs"
     assert row["given_up"] == row["attempts_lost"] == 0
 
 

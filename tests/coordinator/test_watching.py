@@ -20,8 +20,9 @@ from dart import config
 from dart.commands.control import control
 from dart.commands.look.status import StatusOptions, find
 from dart.commands.look.why import why
+from dart.coordinator.ending import Interrupted
 from dart.coordinator.fleet.sessions import Worker
-from dart.coordinator.run import Interrupted, Run
+from dart.coordinator.run import Run
 from dart.coordinator.service.watching import Stalled
 from dart.coordinator.start import Start
 from dart.core.curation.submitted import NotWanted
@@ -29,6 +30,7 @@ from dart.core.status import Stall
 from dart.core.types import Task
 from dart.core.watchdog import Pulse
 from dart.errors import UserError
+from dart.inspection.condition import how_it_ended
 from dart.job import Train
 from dart.rundir import RunDirectory
 from dart.v1 import session_pb2 as pb
@@ -280,7 +282,7 @@ async def test_a_run_is_controlled_from_a_shell(tmp_path: Path, capsys: pytest.C
             with pytest.raises(UserError, match="may be two runs: leave one of them out"):
                 await asyncio.to_thread(control, "pause", tmp_path, scene.address, None)
             with pytest.raises(UserError, match="may be two runs: leave one of them out"):
-                await find(StatusOptions(tmp_path, scene.address))
+                await find(StatusOptions(tmp_path, scene.address), how_it_ended)
             await asyncio.to_thread(control, "pause", tmp_path, None, None)
             assert scene.run.status().paused, "at once, before the watchdog reports it"
             task, held_out = (Task("miniwob", "click-test", seed) for seed in (3, 1_000_003))

@@ -181,7 +181,8 @@ def start_vllm(config: RolloutWorkerConfig) -> AsyncLLM:
         raise UserError(
             f"vLLM could not start with model {config.model.folder}: {_line(error)}: "
             "the engine process says why above; often rollout.max_model_len or kv_cache_bytes does not fit the memory, "
-            "or another process has some of the GPU's (rollout.engine_args.gpu_memory_utilization)"
+            "another process has some of the GPU's (rollout.engine_args.gpu_memory_utilization), or /dev/shm is too "
+            "small for an engine on more than one GPU"
         ) from None
 
 

@@ -80,18 +80,19 @@ class Saved:
     digest: str = ""
 
 
-def stage(path: Path, saved: Saved, weights: dict[str, torch.Tensor]) -> Write:
+def stage(path: Path, saved: Saved, copied: Callable[[], dict[str, torch.Tensor]]) -> Write:
     """Copy what the next update will change. What this returns writes a folder that is either complete or absent
     (`dart.manifest`), from any thread.
 
-    weights: a copy of all weights, in the model's dtype. Raises OSError where the disk has too little room.
+    copied: gives a copy of all weights, in the model's dtype. Raises OSError where the disk has too little room.
     """
-    check_room(path, saved)
-    adapter = adapter_of(saved.model)
+    states_weights = saved.dtype != torch.float32 or saved.lora is not None
+    check_room(path, saved, states_weights=states_weights)
+    weights, adapter = copied(), adapter_of(saved.model)
     optimizer = saved.optimizer.state_dict()
     moments = {number: {key: _copy(value) for key, value in one.items()} for number, one in optimizer["state"].items()}
     state = {"optimizer": optimizer | {"state": moments}, "updates": saved.updates, "version": saved.version}
-    if saved.dtype != torch.float32 or saved.lora is not None:
+    if states_weights:
         state["weights"] = {name: _copy(weight.detach()) for name, weight in _held(saved.model).items()}
 
     def write() -> None:
@@ -143,16 +144,20 @@ def stage_sharded(
 
 
 def _begun(path: Path, saved: Saved, begun: ExitStack) -> str:
-    check_room(path, saved)
+    check_room(path, saved, states_weights=True)
     return str(begun.enter_context(manifest.written(path.absolute())))
 
 
-def check_room(path: Path, saved: Saved) -> None:
-    """Raises OSError where a checkpoint would leave less than LEFT_BYTES on its disk: a full one ends the run."""
+def check_room(path: Path, saved: Saved, *, states_weights: bool) -> None:
+    """Raises OSError where a checkpoint would leave less than LEFT_BYTES on its disk: a full one ends the run.
+
+    states_weights: the trainer's state has the weights that train in float32, beside those of the model's folder.
+    """
+    manifest.remove_left(path.absolute().parent)
     every = {name: weight.numel() for name, weight in saved.model.named_parameters()}
     train = sum(weight.numel() for weight in saved.model.parameters() if weight.requires_grad)
     needed = sum(every.values()) * saved.dtype.itemsize + train * len(MOMENTS) * torch.float32.itemsize
-    if saved.dtype != torch.float32 or saved.lora is not None:
+    if states_weights:
         needed += sum(every[name] for name in _held(saved.model)) * torch.float32.itemsize
     folder = next(parent for parent in path.absolute().parents if parent.is_dir())
     free = shutil.disk_usage(folder).free

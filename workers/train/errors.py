@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-OTHER_CHECKPOINT = "remove that folder, and --resume continues from the checkpoint before it; or add --initial-weights"
+OTHER_CHECKPOINT = (
+    "remove that folder, and its copy below checkpoint.upload if there is one, and --resume continues from the "
+    "checkpoint before it; or add --initial-weights"
+)
 """The remedy where a run cannot resume from its newest checkpoint."""
 
 

@@ -431,4 +431,4 @@ class Trainer:
         saved = checkpoint.Saved(source, *state, self.config.trainer.lora, self._digest)
         if self._writers is not None:
             return checkpoint.stage_sharded(path, saved, self.snapshot, self.device, self._writers)
-        return checkpoint.stage(path, saved, self.snapshot())
+        return checkpoint.stage(path, saved, self.snapshot)

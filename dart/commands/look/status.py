@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import sys
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import Generic, TypeVar, cast
 
 import click
 from rich.console import Console
@@ -41,6 +42,8 @@ from dart.store.records import RunRecord, RunState
 from dart.v1 import control_pb2 as cpb
 from dart.wire.status import status_from_proto
 
+T = TypeVar("T")
+
 WATCH_SECONDS = 1.0
 WIDEST = 240
 """Characters of a line where there is no terminal."""
@@ -57,17 +60,18 @@ class StatusOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A run that answers, or the directory of one that does not; with --address there is no directory."""
+class Found(Generic[T]):
+    """A run that answers, or what was read of one that does not."""
 
     live: cpb.GetStatusResponse | None
-    directory: RunDirectory | None
+    past: T | None = None
     silent: str | None = None
     """The address of a running run's coordinator that does not answer."""
 
 
-async def find(options: StatusOptions) -> Found:
-    """The run that the command line means. Raises UserError when there is nothing to ask."""
+async def find(options: StatusOptions, read: Callable[[RunFiles], Awaitable[T]]) -> Found[T]:
+    """The run that the command line means. `read` is called only if it does not answer; with --address one that does
+    not is an error. Raises UserError when there is nothing to ask."""
     check_one(options.run, options.address)
     if options.address is not None:
         answer = await ask(options.address, options.tls_ca)
@@ -76,27 +80,25 @@ async def find(options: StatusOptions) -> Found:
                 f"--address {options.address}: no coordinator answers there: check it, or name a run directory "
                 "(`dart runs` lists them)"
             )
-        return Found(answer, None)
-    directory = RunDirectory.chosen(options.run)
+        return Found(answer)
+    directory, silent = RunDirectory.chosen(options.run), None
     async with await RunFiles.open(directory) as files:
         record = await files.record()
-    if directory.state(record) == RunState.RUNNING and record.control_address:
-        certificate = options.tls_ca or own_certificate(record)
-        answer = await ask(record.control_address, certificate, own_token(record))
-        return Found(answer, directory, None if answer else record.control_address)
-    return Found(None, directory)
+        if directory.state(record) == RunState.RUNNING and (address := record.control_address):
+            if (answer := await ask(address, options.tls_ca or own_certificate(record), own_token(record))) is not None:
+                return Found(answer)
+            silent = address
+        return Found(None, await read(files), silent)
 
 
 def status(options: StatusOptions) -> None:
     """Print a run's state. Raises UserError when there is nothing to ask."""
-    found = asyncio.run(find(options))
+    found = asyncio.run(find(options, _read))
     if found.live is not None:
         _print_live(status_from_proto(found.live), options.as_json)
         return
-    assert found.directory is not None, "without --address there is a directory"
-    record, figures = asyncio.run(_read(found.directory))
-    state = found.directory.state(record)
-    _print_past(Past(found.directory.path, record, state, figures, found.silent), options.as_json)
+    assert found.past is not None, "it does not answer"
+    _print_past(replace(found.past, silent=found.silent), options.as_json)
 
 
 def watch(options: StatusOptions) -> None:
@@ -113,7 +115,7 @@ def watch(options: StatusOptions) -> None:
 
 async def _watch(options: StatusOptions) -> None:
     pace = Pace()
-    if (found := await find(options)).live is None:
+    if (found := await find(options, _read)).live is None:
         return
     with Live(auto_refresh=False) if sys.stdout.isatty() else contextlib.nullcontext() as live:
         while found.live is not None:
@@ -125,16 +127,16 @@ async def _watch(options: StatusOptions) -> None:
                 click.echo(plain_lines(told, left))
             await asyncio.sleep(PLAIN_SECONDS if live is None else WATCH_SECONDS)
             try:
-                found = await find(options)
+                found = await find(options, _read)
             except UserError:
                 if options.address is None:
                     raise
                 return  # it has ended
 
 
-async def _read(directory: RunDirectory) -> tuple[RunRecord, Figures | None]:
-    async with await RunFiles.open(directory) as files:
-        return await files.record(), await last_figures(files)
+async def _read(files: RunFiles) -> Past:
+    record = await files.record()
+    return Past(files.directory.path, record, files.directory.state(record), await last_figures(files))
 
 
 def _document(status: Status) -> dict[str, JSON]:

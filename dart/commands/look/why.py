@@ -10,19 +10,19 @@ import click
 from dart.commands.look.status import StatusOptions, find
 from dart.core.json_text import JSON, to_json
 from dart.core.status import Status
-from dart.inspection.condition import no_answer, read_ended
+from dart.inspection.condition import how_it_ended, no_answer
 from dart.inspection.wording import elapsed, headline, plain, quarantine_lines, quiet_line, stall_lines
 from dart.wire.status import status_from_proto
 
 
 def why(options: StatusOptions) -> None:
     """Print the explanation. Raises UserError when there is nothing to ask."""
-    found = asyncio.run(find(options))
+    found = asyncio.run(find(options, how_it_ended))
     if found.live is not None:
         _print_live(status_from_proto(found.live), options.as_json)
         return
-    assert found.directory is not None, "without --address there is a directory"
-    told = asyncio.run(read_ended(found.directory))
+    told = found.past
+    assert told is not None, "it does not answer"
     if options.as_json:
         click.echo(to_json(told.to_json() | {"silent_coordinator": found.silent}))
         return

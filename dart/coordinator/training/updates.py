@@ -279,6 +279,7 @@ class Training:
             recent = await self._database.recent_outcomes(self._progress.window)
             self._progress.restore(await self._database.totals(), self._start.counts, recent)
             self._seconds = self._start.train_seconds
+        await self._remove_old()  # a lower checkpoint.keep makes room before the next save needs it
         await self._data.prepare()
         if await self._was_paused():
             self.pause(True)
@@ -315,7 +316,7 @@ class Training:
     async def _train(self, number: int, batch: list[ReleasedGroup]) -> pb.Trained | None:
         """The trainer's reply; None if it refused groups of the batch, which are then dropped, and made no update.
 
-        Raises TrainerLost, after recording the batch that it was lost with.
+        Raises TrainerLost.
         """
         self._in_flight = batch
         try:
@@ -324,14 +325,17 @@ class Training:
             culprits, why = [error.group], str(error)
         except UpdateRefused as error:
             culprits, why = batch, str(error)
-        except (TrainerLost, asyncio.CancelledError) as error:
+        except (TrainerLost, asyncio.CancelledError):
             self._interrupted = True
-            if isinstance(error, TrainerLost) or self._ranks.lost.is_set():
-                self._data.trainer_lost(batch, str(error) or "it is gone")
             raise
         self._in_flight = None
         await self._data.unusable(culprits, why)
         return None
+
+    def lost(self, why: str) -> None:
+        """The trainer is lost, or hangs. Records the batch that it has, if it has one, as a suspect."""
+        if self._in_flight is not None:
+            self._data.trainer_lost(self._in_flight, why)
 
     async def _save_or_later(self, number: int) -> None:
         """Save a checkpoint. If it cannot be written, the run continues, and tries again after the next update."""

@@ -95,8 +95,8 @@ class TrainerSetUp:
     """The vision tower's layers have an adapter, too."""
     fused: bool = False
     """`trainer.fused_kernels`, on a GPU."""
-    nccl: bool = False
-    """Replicas get whole weights over NCCL, from rank 0."""
+    transfers: int = 0
+    """How many replicas get whole weights over NCCL from rank 0 at once. 0: none does."""
 
     @property
     def size(self) -> int:
@@ -127,7 +127,8 @@ def of_rank(shape: Shape, set_up: TrainerSetUp, prompts: Prompts) -> Needs:
     float32. A layer that is computed again takes the room of the logits, which are gone by then, and what is beyond it.
     An adapter adds its own weights, which are then all that train, and there is no reference in memory. Not sharded,
     what is below it is held in bfloat16, 2·P, and beside it are the head in float32 and copies of the adapter alone.
-    Over NCCL vLLM keeps, on each of two streams, a pack's tensors and the pack; only rank 0 has these.
+    Over NCCL vLLM keeps for each transfer, on each of two streams, a pack's tensors and the pack; only rank 0 has
+    these.
     """
     adapter = _adapter(shape, set_up)
     weights = shape.weights + adapter
@@ -152,8 +153,9 @@ def of_rank(shape: Shape, set_up: TrainerSetUp, prompts: Prompts) -> Needs:
         needs["gathered layers"] = size * (2 * max(shape.text.layer, shape.vision.block) + shape.outside_layers)
     elif set_up.mixed:
         needs["bfloat16 copies"] = HALF * (adapter if held_narrow else weights)
-    if set_up.nccl:
-        needs["weight transfers"] = 2 * _packs(shape, size)  # with the copies on the GPU of which they are made
+    if set_up.transfers:
+        # With the copies on the GPU of which packs are made.
+        needs["weight transfers"] = set_up.transfers * 2 * _packs(shape, size)
     share = prompts.screenshots * prompts.screenshot_tokens / max(1, prompts.tokens)
     patches = round(tokens * share) * shape.vision.merge**2
     again = max(0, _computed_again(shape, set_up, tokens, patches) - logits)

@@ -86,7 +86,6 @@ class Lifecycle:
         self._open = self._closing = self._running = 0
         self._begun = 0
         """Trajectories that have begun, or that an open group still owes, and are neither consumed nor dropped."""
-        """Trajectories of all groups here, which count towards the budget."""
         self._most = self._budget + rules.schedule.rollouts - 1
         """The limit of `_begun`."""
         self._opened, self._updating, self._paused = 0, False, False

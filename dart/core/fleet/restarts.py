@@ -1,6 +1,7 @@
 """How often a process that fails is started again, and after which pause.
 
-`dart train`, `dart launch ray` and the script of `dart launch slurm` each decide for themselves what a failure is.
+`dart train`, which also resumes whole runs, and `dart launch ray` each decide for themselves what a failure is. The
+script of `dart launch slurm` has pauses of its own.
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ import pytest
 from run_processes import killed_run
 from run_processes.told import events
 
-from dart.coordinator.run import Interrupted, Run
+from dart.coordinator.ending import Interrupted
+from dart.coordinator.run import Run
 from dart.coordinator.start import starting_point
 from dart.coordinator.training import updates, uploads
 from dart.coordinator.training.ranks import NotSaved
@@ -273,6 +274,28 @@ async def test_a_checkpoint_that_is_being_copied_is_removed_only_afterwards(
     assert saves > 1 and all(there), there
     assert len(list(run.checkpoints.iterdir())) == 1
     assert not events(run.metrics, "checkpoint_upload_failed")
+
+
+async def test_a_lower_keep_makes_room_before_the_next_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A save that finds no room is refused, and would never get to remove the old ones."""
+    monkeypatch.setattr(Slow, "interrupted", False)
+    trainer = killed_run.Trainer
+    monkeypatch.setattr(killed_run, "Trainer", Slow)
+    run, _ = await interrupted(tmp_path, 4)
+    assert len(list(run.checkpoints.iterdir())) == 2
+    config, there = killed_run.settings(8), list[list[str]]()
+    lower = config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update={"keep": 1})})
+    monkeypatch.setattr(killed_run, "settings", lambda *_: lower)
+
+    class Looks(trainer):  # type: ignore[misc, valid-type]
+        def save_checkpoint(self, command: pb.SaveCheckpoint) -> None:
+            there.append(sorted(folder.name for folder in run.checkpoints.iterdir()))
+            super().save_checkpoint(command)
+
+    monkeypatch.setattr(killed_run, "Trainer", Looks)
+    async with asyncio.timeout(killed_run.HANG_SECONDS):
+        await killed_run.work(run, 8)
+    assert there[0] == ["v000004"]
 
 
 async def test_a_folder_that_nobody_recorded_goes_and_one_that_a_resumed_run_left_behind_stays(

@@ -63,15 +63,17 @@ def test_eight_ranks_that_share_fit_a_card_of_eighty_gigabytes() -> None:
 
 def test_both_ends_hold_packs_of_weights_on_two_streams() -> None:
     prompts = Prompts.expected(5, FULL_HD, 30, most=32768)
-    with_packs = memory.of_rank(UI_TARS, TrainerSetUp(nccl=True), prompts).parts
+    with_packs = memory.of_rank(UI_TARS, TrainerSetUp(transfers=1), prompts).parts
     assert "weight transfers" not in memory.of_rank(UI_TARS, TrainerSetUp(), prompts).parts
     # With the order of the model's weights the two largest packs in a row are 1.35 and 0.33 GB, there twice in rank 0.
     assert with_packs["weight transfers"] == pytest.approx(2 * (1.346e9 + 0.330e9), rel=0.06)
     replica = memory.of_replica_gpu(UI_TARS, ReplicaSetUp(nccl=True), 16_000).parts
     assert 2 * replica["weight transfers"] == with_packs["weight transfers"]
     assert "weight transfers" not in memory.of_replica_gpu(UI_TARS, ReplicaSetUp(), 16_000).parts
+    three = memory.of_rank(UI_TARS, TrainerSetUp(transfers=3), prompts).parts
+    assert three["weight transfers"] == 3 * with_packs["weight transfers"]
     small = replace(UI_TARS, stored=1_000_000)
-    assert memory.of_rank(small, TrainerSetUp(nccl=True), prompts).parts["weight transfers"] == 4_000_000
+    assert memory.of_rank(small, TrainerSetUp(transfers=1), prompts).parts["weight transfers"] == 4_000_000
 
 
 def test_a_frozen_tower_has_no_gradient_no_moments_and_keeps_nothing() -> None:

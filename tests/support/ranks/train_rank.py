@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from ranks.train_sharded import BASE
 from train_samples import mixed, settings, totals
 
 from dart.v1 import session_pb2 as pb
@@ -28,7 +29,7 @@ def main(folder: Path, out: Path, split: str) -> None:
     collectives.BUCKET_ELEMENTS = BUCKET_ELEMENTS.get(split, 1 << 26)
     samples = mixed(groups=3)
     loss = next((loss for kind, loss in LOSSES.items() if split.startswith(kind)), {})
-    trainer = Trainer(settings(folder, learning_rate=2e-6, microbatch_tokens=120, loss=loss, sharding="none"))
+    trainer = Trainer(settings(folder, **BASE, loss=loss, sharding="none"))
     rank, world = trainer.state.process_index, trainer.state.num_processes
     lines: list[str] = []
     if split.endswith("failing"):

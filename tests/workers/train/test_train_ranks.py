@@ -15,12 +15,15 @@ pytest.importorskip("accelerate")
 pytestmark = pytest.mark.torch
 
 from ranks.train_rank import LOSSES  # noqa: E402
+from ranks.train_sharded import BASE, HANG_SECONDS  # noqa: E402
 from train_samples import mixed, settings, totals  # noqa: E402
 
 from dart.wire.channel import free_port  # noqa: E402
 from dart.workers.train.trainer import Trainer  # noqa: E402
 
 SUPPORT = Path(__file__).parents[2] / "support"
+ALLOWED = 1e-6
+"""How far weights may be from those of one rank."""
 SPLITS = ("even", "uneven", "empty", "failing", "selecting", "selecting, failing", "selecting, empty", "token mean")
 
 
@@ -30,12 +33,12 @@ def alone(folder: Path) -> dict[str, tuple[dict[str, Any], dict[str, float]]]:
     samples = mixed(groups=3)
     results = {}
     for kind, loss in {**LOSSES, "": {}}.items():
-        trainer = Trainer(settings(folder, learning_rate=2e-6, microbatch_tokens=120, loss=loss))
+        trainer = Trainer(settings(folder, **BASE, loss=loss))
         start = trainer.snapshot()
         for _ in range(2):
             metrics = trainer.update(samples, *totals(samples))
         weights = trainer.snapshot()
-        assert max(float((weights[name] - start[name]).abs().max()) for name in weights) > 3e-6
+        assert max(float((weights[name] - start[name]).abs().max()) for name in weights) > 100 * ALLOWED
         results[kind] = weights, metrics
     return results
 
@@ -54,7 +57,7 @@ def ranks(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, l
     ]  # fmt: skip
     path = os.pathsep.join([str(SUPPORT), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": path}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return {split: [torch.load(out / f"{split}-{rank}.pt") for rank in range(2)] for split in SPLITS}
 
@@ -63,9 +66,8 @@ def ranks(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, l
 def test_two_ranks_make_the_same_update(alone: Any, ranks: Any, split: str) -> None:
     weights, metrics = next(alone[kind] for kind in alone if split.startswith(kind))
     for rank, result in enumerate(ranks[split]):
-        # Adam turns rounding in a gradient near 0 into a part of a step, so steps are small here: 2e-6, of either sign.
         for name, tensor in weights.items():
-            torch.testing.assert_close(result["weights"][name], tensor, rtol=0, atol=1e-6)
+            torch.testing.assert_close(result["weights"][name], tensor, rtol=0, atol=ALLOWED)
         for name in ("loss", "gradient_norm", "entropy", "importance_weight", "staleness"):
             assert result["metrics"][name] == pytest.approx(metrics[name], abs=1e-5), (name, rank)
         # Of both ranks; where samples that begin alike are on both, each computes their beginning.

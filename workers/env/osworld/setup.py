@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, Valid
 
 from dart.errors import UserError
 from dart.workers.env.osworld.machine import Command, Machine, MachineError, Ran
-from dart.workers.env.osworld.tasks import ACCOUNTS, Step
+from dart.workers.env.osworld.tasks import ACCOUNTS, UNIMPLEMENTED, Step
 
 DOWNLOAD_SECONDS, DOWNLOADS = 300.0, 5
 LAUNCH_SECONDS = 2.0
@@ -30,14 +30,6 @@ LAUNCH_SECONDS = 2.0
 UNTIL_PAUSE_SECONDS, UNTIL_FAILURES = 0.3, 5
 BY_EVALUATOR = frozenset({"chrome_open_tabs", "chrome_close_tabs", "update_browse_history"})
 """Steps that speak to Chromium or write its files: OSWorld's own code carries them out, in the evaluators' process."""
-UNSUPPORTED = {
-    **ACCOUNTS,
-    "proxy": "the proxies that OSWorld used are not public",
-    "act": "OSWorld does not implement it", "replay": "OSWorld does not implement it",
-    "tidy_desktop": "OSWorld does not implement it",
-}  # fmt: skip
-
-
 PASSING = (408, 425, 429)
 """Statuses below 500 that say "not now"."""
 
@@ -137,7 +129,7 @@ def read(step: Step) -> Known | Step:
     """The step with its parameters; steps that OSWorld's own code carries out stay as they are. Raises NotEvaluated."""
     if step.type in BY_EVALUATOR:
         return step
-    if why := UNSUPPORTED.get(step.type):
+    if why := (ACCOUNTS | UNIMPLEMENTED).get(step.type):
         raise NotEvaluated(f"set-up step {step.type} is not supported: {why}")
     try:
         return _KNOWN.validate_python({"type": step.type, **step.parameters})

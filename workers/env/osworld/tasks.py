@@ -23,6 +23,12 @@ ACCOUNTS = {
     "googledrive_file": "it reads files of a Google account",
 }
 """Types of set-up steps and of getters that need an account, and why they are not supported."""
+UNIMPLEMENTED = {
+    "proxy": "the proxies that OSWorld used are not public",
+    "act": "OSWorld does not implement it", "replay": "OSWorld does not implement it",
+    "tidy_desktop": "OSWorld does not implement it",
+}  # fmt: skip
+"""Types of set-up steps that are not supported either, and why."""
 _WEBSITE_TYPES = {"info_from_website", "active_tab_html_parse", "gotoRecreationPage_and_get_html_content"}
 _DOWNLOAD_TYPES = {"download", "cloud_file", "update_browse_history"}
 _URL = re.compile(r"(https?://|www\.)", re.IGNORECASE)
@@ -89,9 +95,12 @@ class Tasks:
         self._check_there(names)
         wrong: list[str] = []
         for name in names:
-            needed = needs(self.load(name))
+            task = self.load(name)
+            needed = needs(task)
             if "accounts" in needed:
-                wrong.append(f"{name} needs an account ({'; '.join(accounts(self.load(name)))})")
+                wrong.append(f"{name} needs an account ({'; '.join(accounts(task))})")
+            steps = sorted({step.type for step in task.config} & UNIMPLEMENTED.keys())
+            wrong += [f"{name} has the set-up step {step} ({UNIMPLEMENTED[step]})" for step in steps]
             wrong += [f"{name} needs {need}" for need in leave_out if need in needed]
         if wrong:
             raise UserError(
