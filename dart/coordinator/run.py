@@ -281,9 +281,7 @@ class Run:
 
     async def _with_background(self) -> Summary:
         work = [self.fleet.reap(), self.journal.write_events(self.database), self.sync.run(), self._watch.run()]
-        work.append(self._watch_stop())
-        if self._trains:
-            work.append(self._watch_trainer())
+        work += [self._watch_stop(), *([self._watch_trainer()] if self._trains else [])]
         if self._housekeeping:
             work.append(self._housekeeping.run())
         try:
@@ -343,6 +341,8 @@ class Run:
     async def _workers_ready(self) -> None:
         """Wait for the replicas and at least one environment that the job needs; the trainer may still be loading."""
         self._phase("starting", begins=True)  # this process of the run
+        if self._trains:
+            await self._training.restore()
         none, patience = not self._job.environments(self.config), self.config.rollout.wait_for_all_seconds
         await self._roster.gather(lambda: none or bool(self.envs.slots), self.replicas, self.replicas_wanted, patience)
 

@@ -22,8 +22,6 @@ MOST_TASKS = 200
 _COUNTERS = {
     "trajectories": "Finished training trajectories.",
     "env_steps": "Steps of those trajectories, an unparsable last one included.",
-    "weight_syncs": "Replicas that took new weights.",
-    "infrastructure_failures": "Attempts that ended because of a worker and not because of the policy.",
     "unparsable": "Steps whose text could not be read as an action.",
     "pooled": "Copies of pooled successes that replaced failures.",
 }
@@ -31,9 +29,11 @@ _TAKEN_BACK = {
     "updates": "Updates of the policy.",
     "trained_steps": "Steps that were trained on.",
     "trained_tokens": "Tokens that were trained on, of prompts and responses.",
+    "weight_syncs": "Replicas that took new weights.",
+    "infrastructure_failures": "Attempts that ended because of a worker and not because of the policy.",
 }
-"""Counts that are smaller after a run was resumed from an earlier checkpoint, which Prometheus would take for a counter
-that begins again at 0."""
+"""Counts that are smaller after a run was resumed, because its checkpoint is of an earlier update or because they are
+known as of the last update only. Prometheus would take that for a counter that begins again at 0."""
 _Of: TypeAlias = Callable[[Status], Sequence[tuple[tuple[str, ...], float]]]
 """The values of one metric in a run, each with its labels."""
 _PARTS = {"environments": "env_time", "replicas": "rollout_time", "trainer": "trainer_time"}
@@ -41,6 +41,11 @@ _PARTS = {"environments": "env_time", "replicas": "rollout_time", "trainer": "tr
 
 def _counted(name: str) -> _Of:
     return lambda it: [((), getattr(it.figures.counts, name))]
+
+
+def _grown(name: str) -> _Of:
+    """No series while it is 0, as it also is in a resumed run that has not read yet what it had."""
+    return lambda it: [((), value)] if (value := getattr(it.figures.counts, name)) else []
 
 
 def _spent(name: str) -> _Of:
@@ -68,7 +73,7 @@ class _Live(Collector):
             lambda it: [] if it.paused is None else [((), float(it.paused))],
         )
         for name, told in _COUNTERS.items():
-            yield self._counter(name, told, (), _counted(name))
+            yield self._counter(name, told, (), _grown(name))
         for name, told in _TAKEN_BACK.items():
             yield self._gauge(name, told, (), _counted(name))
         yield self._gauge(

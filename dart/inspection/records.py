@@ -323,9 +323,10 @@ class TaskRow:
     suite: str
     name: str
     trajectories: int
-    successes: int
+    successes: int | None
+    """None in a collection, which stores nothing but successes."""
     recent_success: float | None
-    """The success rate of its last 32 trajectories."""
+    """The success rate of its last 32 trajectories; None in a collection."""
     mean_steps: float | None
     rollouts: int | None
     """The number of roll-outs that its last group was planned with."""
@@ -334,7 +335,7 @@ class TaskRow:
     plan: str
     """Why: its last group's plan."""
     pooled: int
-    """Its successes that the experience pool may use."""
+    """Its successes that the experience pool holds for it."""
     copies: int
     """How often one of them has replaced a failure."""
     last_finished: float | None

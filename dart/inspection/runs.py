@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from pydantic import JsonValue
 from sqlalchemy import func, select
@@ -20,7 +21,7 @@ from dart.inspection.records import Checkpoint, RunOverview, RunRow
 from dart.inspection.tokens import find_tokenizer
 from dart.rundir import RunDirectory
 from dart.store import tables as t
-from dart.store.records import RunKind, RunRecord, RunState
+from dart.store.records import GroupKind, RunKind, RunRecord, RunState
 
 SECRET = "(not shown)"
 _SECRET_WORDS = (
@@ -124,7 +125,11 @@ async def run_row(files: RunFiles) -> RunRow:
     if record.kind == RunKind.EVALUATION:
         evaluated = await newest_events(files, "evaluation")
         success = float(json.loads(evaluated[0].json)["mean"]) if evaluated else None
-    count = await files.rows(select(func.count().label("count")).where(t.trajectories.c.run_id == files.run_id))
+    c, g = t.trajectories.c, t.groups.c
+    own = [c.run_id == files.run_id, c.pooled_from == ""]
+    if record.kind == RunKind.TRAINING:  # evaluations, and successes that were copied from other runs, do not count
+        own.append(c.group_id.not_in(select(g.id).where(g.run_id == files.run_id, g.kind != GroupKind.TRAINING)))
+    count = await files.rows(select(func.count().label("count")).where(*own))
     return RunRow(
         id=files.id,
         name=record.name,
@@ -166,6 +171,12 @@ async def _missing(files: RunFiles, record: RunRecord, state: str) -> list[str]:
     if count := int(removed[0]["count"]):
         of = "1 trajectory" if count == 1 else f"{count:,} trajectories"
         notes.append(f"The screenshots of {of} were removed to stay within retention.screenshot_bytes.")
+    kept = _events_kept(record.config)
+    if kept and await _counted_events(files) >= kept:
+        notes.append(
+            f"Events older than the newest {kept:,} were deleted (retention.events), except those that tell the run's "
+            "story: updates, evaluations, checkpoints, phases, pauses and failures of the run."
+        )
     where = files.directory.screenshots
     if isinstance(where, Path) and not where.is_dir():
         notes.append(f"{where} is not there, so no screenshot can be shown.")
@@ -176,6 +187,16 @@ async def _missing(files: RunFiles, record: RunRecord, state: str) -> list[str]:
     if record.kind == RunKind.TRAINING and not files.directory.summary.is_file() and state == RunState.FINISHED:
         notes.append("summary.json is not there.")
     return notes
+
+
+def _events_kept(config: Any) -> int:
+    """0 where the run is of a release that kept all."""
+    return int(config.get("retention", {}).get("events") or 0)
+
+
+async def _counted_events(files: RunFiles) -> int:
+    rows = await files.rows(select(func.count().label("count")).where(t.events.c.run_id == files.run_id))
+    return int(rows[0]["count"])
 
 
 _SAMPLED = 200

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, RowMapping, Select, case, func, select
+from sqlalchemy import ColumnElement, Connection, RowMapping, Select, and_, case, func, select, true
 
+from dart.inspection.condition import last_figures
 from dart.inspection.opening import NotFound, RunFiles
 from dart.inspection.records import PlanChange, PoolEntry, TaskDetail, TaskPoint, TaskRow
 from dart.store import tables as t
@@ -23,23 +25,49 @@ Key = tuple[str, str]
 """A task's suite and name."""
 
 
+@dataclass(frozen=True, slots=True)
+class _PoolRules:
+    """`curation.pool` of the run. `oldest`: the oldest version that may be pooled, if the age is limited."""
+
+    per_task: int
+    oldest: int | None
+
+    @classmethod
+    async def of(cls, files: RunFiles) -> _PoolRules:
+        config: Any = (await files.record()).config
+        pool = config.get("curation", {}).get("pool", {})
+        if not pool.get("enabled", True):
+            return cls(0, None)
+        figures, age = await last_figures(files), pool.get("max_age")
+        newest = figures.counts.version if figures else 0
+        return cls(int(pool.get("per_task", 8)), newest - int(age) if age is not None else None)
+
+    @property
+    def usable(self) -> ColumnElement[bool]:
+        """A success that the pool may hold."""
+        young = true() if self.oldest is None else _c.newest_version >= self.oldest
+        return and_(_c.success, _c.screenshots_kept, _c.pooled_from == "", young)
+
+
 async def tasks(files: RunFiles) -> list[TaskRow]:
     """Every task that has a trajectory or an open group."""
-    return await files.read(lambda connection: _rows(connection, files.run_id))
+    rules = await _PoolRules.of(files)
+    return await files.read(lambda connection: _rows(connection, files.run_id, rules))
 
 
 async def task(files: RunFiles, suite: str, name: str) -> TaskDetail:
     """Raises NotFound."""
+    rules = await _PoolRules.of(files)
 
     def read(connection: Connection) -> TaskDetail:
-        rows = _rows(connection, files.run_id, suite, name)
+        rows = _rows(connection, files.run_id, rules, suite, name)
         if not rows:
             raise NotFound(f"task {suite}/{name} is not in run {files.run_id}")
         return TaskDetail(
             rows[0],
             _history(connection, files.run_id, suite, name),
             _plans(connection, files.run_id, name),
-            _pool(connection, files.run_id, suite, name),
+            _pool(connection, files.run_id, rules, suite, name),
         )
 
     return await files.read(read)
@@ -55,33 +83,34 @@ def _kind(connection: Connection, run_id: str, suite: str = "", name: str = "") 
     return first or GroupKind.TRAINING
 
 
-def _rows(connection: Connection, run_id: str, suite: str = "", name: str = "") -> list[TaskRow]:
+def _rows(connection: Connection, run_id: str, rules: _PoolRules, suite: str = "", name: str = "") -> list[TaskRow]:
     kind = _kind(connection, run_id, suite, name)
     own: list[ColumnElement[bool]] = [_c.run_id == run_id]
     own_groups: list[ColumnElement[bool]] = [_g.run_id == run_id, _g.kind == kind]
     if name:
         own += [_c.suite == suite, _c.task_name == name]
         own_groups += [_g.suite == suite, _g.task_name == name]
-    totals = {(row["suite"], row["task_name"]): row for row in connection.execute(_totals(own, kind)).mappings()}
-    trains = kind == GroupKind.TRAINING
-    collected = _collected(connection, own) if trains else {}
+    totals = {(row["suite"], row["task_name"]): row for row in connection.execute(_totals(own, kind, rules)).mappings()}
+    trains, collects = kind == GroupKind.TRAINING, kind == GroupKind.COLLECTED
+    collected = _collected(connection, own, rules) if trains else {}
     recent = _recent(connection, own_groups, kind)
     found = []
     for group in connection.execute(_last_groups(own_groups)).mappings():
         key = (group["suite"], group["task_name"])
         total, last = totals.get(key), recent[key]
+        usable = int(total["pooled"] or 0) if total else 0
         found.append(
             TaskRow(
                 suite=key[0],
                 name=key[1],
                 trajectories=total["count"] if total else 0,
-                successes=int(total["successes"] or 0) if total else 0,
-                recent_success=last["success"],
+                successes=None if collects else int(total["successes"] or 0) if total else 0,
+                recent_success=None if collects else last["success"],
                 mean_steps=round(float(total["mean_steps"]), 2) if total and total["count"] else None,
                 rollouts=group["planned"],
                 step_limit=last["step_limit"],
                 plan=group["plan"],
-                pooled=(int(total["pooled"] or 0) if total else 0) + collected.get(key, 0) if trains else 0,
+                pooled=min(rules.per_task, usable + collected.get(key, 0)) if trains else 0,
                 copies=int(total["copies"] or 0) if total else 0,
                 last_finished=total["last"] if total else None,
             )
@@ -89,12 +118,12 @@ def _rows(connection: Connection, run_id: str, suite: str = "", name: str = "") 
     return sorted(found, key=lambda row: (row.suite, row.name))
 
 
-def _collected(connection: Connection, own: Sequence[ColumnElement[bool]]) -> dict[tuple[str, str], int]:
+def _collected(connection: Connection, own: Sequence[ColumnElement[bool]], rules: _PoolRules) -> dict[Key, int]:
     """By task, the successes of `curation.pool.sources` that the pool may use."""
     groups = select(_g.id).where(_g.kind == GroupKind.COLLECTED)
     wanted = (
         select(_c.suite, _c.task_name, func.count())
-        .where(*own, _c.success, _c.screenshots_kept, _c.pooled_from == "", _c.group_id.in_(groups))
+        .where(*own, rules.usable, _c.group_id.in_(groups))
         .group_by(_c.suite, _c.task_name)
     )
     return {(suite, name): count for suite, name, count in connection.execute(wanted)}
@@ -106,10 +135,10 @@ def _of_kind(kind: str) -> ColumnElement[bool]:
     return _c.group_id.not_in(select(_g.id).where(_g.kind != kind))
 
 
-def _totals(own: Sequence[ColumnElement[bool]], kind: str) -> Any:
+def _totals(own: Sequence[ColumnElement[bool]], kind: str, rules: _PoolRules) -> Any:
     """Counts by task. PostgreSQL's mean of whole numbers is a Decimal."""
     copy = _c.pooled_from != ""
-    pooled = case((~copy & _c.success & _c.screenshots_kept, 1), else_=0)
+    pooled = case((rules.usable, 1), else_=0)
     return (
         select(
             _c.suite,
@@ -162,6 +191,8 @@ def _recent(connection: Connection, own: Sequence[ColumnElement[bool]], kind: st
 
 def _history(connection: Connection, run_id: str, suite: str, name: str) -> tuple[TaskPoint, ...]:
     kind = _kind(connection, run_id, suite, name)
+    if kind == GroupKind.COLLECTED:  # its failures are not stored
+        return ()
     wanted = (
         select(_c.finished, _c.success, _c.steps, _c.step_limit, _g.planned)
         .join(t.groups, _g.id == _c.group_id)
@@ -199,19 +230,16 @@ def _plans(connection: Connection, run_id: str, name: str) -> tuple[PlanChange, 
     return tuple(PlanChange(when, str(data.get("reason", ""))) for when, data in changes if data.get("task") == name)
 
 
-def _pool(connection: Connection, run_id: str, suite: str, name: str) -> tuple[PoolEntry, ...]:
-    """The successes that the experience pool may use, newest first, and how often it has."""
+def _pool(connection: Connection, run_id: str, rules: _PoolRules, suite: str, name: str) -> tuple[PoolEntry, ...]:
+    """The successes that the experience pool holds, newest first, and how often it has used them."""
     kinds = (GroupKind.TRAINING, GroupKind.COLLECTED)
     wanted = (
         select(_c.id, _c.steps, _c.finished, _c.newest_version)
         .join(t.groups, _g.id == _c.group_id)
-        .where(
-            _c.run_id == run_id, _c.suite == suite, _c.task_name == name, _c.success, _c.screenshots_kept,
-            _c.pooled_from == "", _g.kind.in_(kinds),
-        )
-        .order_by(_c.finished.desc())
-        .limit(100)
-    )  # fmt: skip
+        .where(_c.run_id == run_id, _c.suite == suite, _c.task_name == name, rules.usable, _g.kind.in_(kinds))
+        .order_by(_c.finished.desc(), _c.id.desc())
+        .limit(rules.per_task)
+    )
     rows = connection.execute(wanted).all()
     counted = (
         select(_c.pooled_from, func.count())

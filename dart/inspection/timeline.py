@@ -159,7 +159,7 @@ async def episodes(files: RunFiles, start: float, end: float) -> Episodes:
     ended = await files.rows(counted.where(own, c.finished.between(start, end)))
     if ended[0]["count"] > MOST_EPISODES:
         return Episodes(int(ended[0]["count"]), ())
-    within = (own, c.finished >= start, c.started <= end)
+    within = (own, c.finished >= start, c.started <= end, c.pooled_from == "")  # a copy ran as its original
     columns = (c.id, c.task_name, c.success, c.steps, c.started, c.finished)
     rows = await files.rows(select(*columns).where(*within).order_by(c.started, c.id).limit(MOST_EPISODES + 1))
     if len(rows) > MOST_EPISODES:  # with those that still ran at the end

@@ -97,7 +97,9 @@ async def trajectory(files: RunFiles, trajectory_id: str) -> TrajectoryDetail:
         siblings = connection.execute(
             rows_with_kind().where(_c.group_id == row["group_id"]).order_by(_c.finished, _c.id)
         ).mappings()
-        copies = connection.execute(select(_c.id).where(_c.run_id == files.run_id, _c.pooled_from == trajectory_id))
+        # A copy is of the same task, by which there is an index.
+        of_task = (_c.run_id == files.run_id, _c.task_name == row["task_name"])
+        copies = connection.execute(select(_c.id).where(*of_task, _c.pooled_from == trajectory_id))
         more = json.loads(row["more_json"] or "{}")
         advantages = json.loads(row["advantages_json"] or "[]")
         goals = int(more.get("goal_images", 0))

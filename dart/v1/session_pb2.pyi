@@ -167,20 +167,22 @@ class Hello(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., instance_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., capabilities: _Optional[_Iterable[str]] = ..., last_epoch: _Optional[int] = ..., protocol_version: _Optional[int] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("epoch", "config_json", "heartbeat_seconds", "run_id", "resumed", "capabilities")
+    __slots__ = ("epoch", "config_json", "heartbeat_seconds", "run_id", "resumed", "capabilities", "lost_after_seconds")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     RESUMED_FIELD_NUMBER: _ClassVar[int]
     CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
+    LOST_AFTER_SECONDS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     config_json: str
     heartbeat_seconds: float
     run_id: str
     resumed: bool
     capabilities: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, epoch: _Optional[int] = ..., config_json: _Optional[str] = ..., heartbeat_seconds: _Optional[float] = ..., run_id: _Optional[str] = ..., resumed: bool = ..., capabilities: _Optional[_Iterable[str]] = ...) -> None: ...
+    lost_after_seconds: float
+    def __init__(self, epoch: _Optional[int] = ..., config_json: _Optional[str] = ..., heartbeat_seconds: _Optional[float] = ..., run_id: _Optional[str] = ..., resumed: bool = ..., capabilities: _Optional[_Iterable[str]] = ..., lost_after_seconds: _Optional[float] = ...) -> None: ...
 
 class Reject(_message.Message):
     __slots__ = ("reason", "remedy", "retry_after_seconds")

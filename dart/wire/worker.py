@@ -43,7 +43,8 @@ class WorkerOptions:
     dial: Dial
     worker_id: str
     connect_seconds: float = 30.0
-    """How long to try to connect after a lost connection, and at first, too, unless `first_seconds` says otherwise."""
+    """How long to try to connect after a lost connection, at least; longer if the coordinator remembers this worker for
+    longer. And at first, too, unless `first_seconds` says otherwise."""
     first_seconds: float | None = None
     address_now: Callable[[], str] | None = None
     """Where the coordinator is now; asked before each dial, because the next one may listen elsewhere."""
@@ -72,6 +73,8 @@ class _Service:
     running: dict[Key, asyncio.Task[None]] = field(default_factory=dict)
     welcomed_at: float = 0.0
     """When the last Welcome came (monotonic seconds)."""
+    remembered_seconds: float = 0.0
+    """How long its coordinator remembers a worker that is silent."""
 
     def hello(self) -> pb.Hello:
         return pb.Hello(
@@ -90,7 +93,7 @@ class _Service:
 
         Returns what the stream writes next.
         """
-        self.welcomed_at = time.monotonic()
+        self.welcomed_at, self.remembered_seconds = time.monotonic(), welcome.lost_after_seconds
         outbox: Outbox[pb.SessionRequest] = Outbox(has(welcome, BATCHES), self._too_large)
         self.config_json = welcome.config_json
         if self.end.welcomed(welcome, outbox):
@@ -205,7 +208,7 @@ async def _keep_connected(service: _Service, stop: asyncio.Event) -> str:
                     f"coordinator {options.dial.address} refused the token: set DART_TOKEN to this role's token"
                 ) from None
             if service.welcomed_at >= dialled:
-                patience = options.connect_seconds
+                patience = max(options.connect_seconds, service.remembered_seconds)
                 deadline = time.monotonic() + patience
                 delay = _FIRST_DELAY_SECONDS
                 log.warning("stream to %s lost (%s); dialling again", options.dial.address, error)

@@ -70,6 +70,60 @@ async def test_numbers_of_tasks_are_those_of_their_trajectories(made: RunDirecto
             await it.task("made", "unknown")
 
 
+def configure(run: RunDirectory, path: str, value: object) -> None:
+    changed = f"update runs set config_json = json_set(config_json, '$.{path}', json(?))"
+    execute(run, (changed, [json.dumps(value)]))
+
+
+async def test_the_pool_holds_what_its_settings_allow(run: RunDirectory) -> None:
+    """Not every success that there ever was."""
+    async with opened(run) as it:
+        successes = max(row.successes or 0 for row in await it.tasks())
+    assert successes > 3
+    for settings, most in (({"per_task": 3}, 3), ({"enabled": False}, 0), ({"per_task": 100}, successes)):
+        configure(run, "curation.pool", settings)
+        async with opened(run) as it:
+            rows = await it.tasks()
+            assert max(row.pooled for row in rows) == most
+            for row in rows:
+                assert len((await it.task(row.suite, row.name)).pool) == row.pooled
+    execute(run, ("update trajectories set newest_version = -1", ()))
+    configure(run, "curation.pool", {"per_task": 3, "max_age": 1})
+    async with opened(run) as it:
+        assert {row.pooled for row in await it.tasks()} == {0}
+
+
+async def test_a_collection_shows_no_success_because_it_stores_no_failure(run: RunDirectory) -> None:
+    execute(run, ("update groups set kind = 'collected'", ()), ("delete from trajectories where not success", ()))
+    async with opened(run) as it:
+        rows = await it.tasks()
+        assert [(row.successes, row.recent_success) for row in rows] == [(None, None)] * len(rows) and rows
+        assert (await it.task(rows[0].suite, rows[0].name)).history == ()
+
+
+async def test_copies_and_evaluations_are_no_trajectories_of_their_own(run: RunDirectory) -> None:
+    async with opened(run) as it:
+        before = (await it.overview()).run.trajectories
+        bars = sum(len(lane.spans) for lane in (await it.episodes(0.0, 2e9)).lanes)
+    evaluate(run, "before", [True, False])
+    execute(
+        run, ("update trajectories set pooled_from = 'another' where id in (select id from trajectories limit 2)", ())
+    )
+    async with opened(run) as it:
+        assert (await it.overview()).run.trajectories == before - 2
+        now = sum(len(lane.spans) for lane in (await it.episodes(0.0, 2e9)).lanes)
+        assert now == bars - 2 + 2, "an evaluation's episodes did run"
+
+
+async def test_deleted_events_are_told_of(run: RunDirectory) -> None:
+    async with opened(run) as it:
+        assert not [note for note in (await it.overview()).missing if "retention.events" in note]
+    configure(run, "retention", {"events": 1})
+    async with opened(run) as it:
+        (note,) = [note for note in (await it.overview()).missing if "retention.events" in note]
+    assert note.startswith("Events older than the newest 1 were deleted")
+
+
 async def test_a_task_shows_the_plan_of_its_newest_group_and_the_limit_of_its_newest_rollout(run: RunDirectory) -> None:
     execute(
         run,

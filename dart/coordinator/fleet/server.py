@@ -108,6 +108,7 @@ class CoordinatorService:
             run_id=self._run_id,
             resumed=resumed,
             capabilities=[BATCHES],
+            lost_after_seconds=self._settings.lost_after_seconds,
         )
         receive = partial(self._fleet.receive, worker)
         talk = Conversation(

@@ -254,15 +254,15 @@ class Training:
                 continue
             await self._database.drop_checkpoint(old.path)
             failpoint("checkpoint-dropped")
-            await asyncio.to_thread(_remove, self._checkpoints / name)
+            await asyncio.to_thread(shutil.rmtree, self._checkpoints / name)
         # Of a save that was given up too early, or of a process that was killed before it recorded or removed one.
         recorded = {Path(one.path).name for one in kept} | {loaded} | self._abandoned
         for folder in sorted(self._checkpoints.glob("v??????")):
             if folder.name not in recorded and folder.name < f"v{self._saved or 0:06d}":
-                await asyncio.to_thread(_remove, folder)
+                await asyncio.to_thread(shutil.rmtree, folder)
 
-    async def _take_up(self) -> None:
-        """Load counters, statistics and groups of the earlier process that this one resumes."""
+    async def restore(self) -> None:
+        """Load the counters of the earlier process that this one resumes, before anybody asks for them."""
         for checkpoint in await self._database.checkpoints():
             if checkpoint.version > self._start.version:  # abandoned: the next resume must not use it
                 await self._database.drop_checkpoint(checkpoint.path)
@@ -279,6 +279,9 @@ class Training:
             recent = await self._database.recent_outcomes(self._progress.window)
             self._progress.restore(await self._database.totals(), self._start.counts, recent)
             self._seconds = self._start.train_seconds
+
+    async def _take_up(self) -> None:
+        """Load statistics and groups of the earlier process that this one resumes."""
         await self._remove_old()  # a lower checkpoint.keep makes room before the next save needs it
         await self._data.prepare()
         if await self._was_paused():
@@ -443,7 +446,3 @@ class Training:
             trainer=self._last_update,
             env_seconds=dict(self._accounting.times(time.monotonic()).env.seconds),
         )
-
-
-def _remove(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
