@@ -11,7 +11,9 @@ browser), in bfloat16 and with weights over gloo, one after another:
 
 Expected of each: every update is made, no transfer fails, the replica's log-probabilities of its own samples agree with
 the trainer's forward pass of the same weights (`same_version_difference`), and held-out success rises, with disjoint
-intervals. `--only` names some; `--together` starts all at once, so that their times say nothing. Writes
+intervals. Sampling and training run side by side, so few tokens are compared but those of the first update, whose
+weights both ends read from the disk (`later_same_version_tokens` counts the others): that weights arrive shows in
+success. `--only` names some; `--together` starts all at once, so that their times say nothing. Writes
 results/gpu/shared-CARD.json after each; a later run replaces only what it runs.
 """
 
@@ -27,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.gpu.record import RESULTS, file_of, name_of, record
-from benchmarks.gpu.trial import CONFIG, MOST_DIFFERENCE, Trial, overrides, tried
+from benchmarks.gpu.trial import CONFIG, KILLED, MOST_DIFFERENCE, Fault, Trial, disagreement, overrides, tried
 from benchmarks.gpu.trial import findings as trial_findings
 from dart.config import Config, load
 from dart.processes.gpus import VISIBLE, gpus_here
@@ -45,7 +47,7 @@ SHARE = 0.08
 class SetUp:
     name: str
     changes: tuple[str, ...] = ()
-    kill: bool = False
+    faults: tuple[Fault, ...] = ()
     most_difference: float = MOST_DIFFERENCE
 
     def overrides(self, updates: int = UPDATES, episodes: int = EPISODES) -> list[str]:
@@ -58,7 +60,7 @@ SET_UPS = (
     SetUp("adapter", ("trainer.lora={rank: 16}", "trainer.learning_rate=1e-3")),
     SetUp("fp8", ("rollout.quantization=fp8",), most_difference=MOST_DIFFERENCE_FP8),
     SetUp("graphs", ("rollout.enforce_eager=false",)),
-    SetUp("killed replica", kill=True),
+    SetUp("killed replica", faults=KILLED),
 )
 
 
@@ -68,11 +70,11 @@ def config_of(set_up: SetUp) -> Config:
 
 def findings(set_up: SetUp, trial: Trial, updates: int) -> list[str]:
     """What is not as it should be; empty if everything is."""
-    wrong = trial_findings(trial, updates=updates, most_difference=set_up.most_difference)
-    if set_up.kill:
-        if trial.killed is None:
+    wrong = trial_findings(trial, updates=updates) + disagreement(trial.of("update"), set_up.most_difference)
+    if set_up.faults:
+        if not trial.injected.at:
             wrong.append("the replica was not killed")
-        elif not any(event["event"] == "sync" for event in trial.events[trial.killed[1] :]):
+        elif not any(event["event"] == "sync" for event in trial.events[trial.injected.at[0] :]):
             wrong.append("the replica, which was killed, got no weights afterwards")
     before, after = trial.summary.get("success_before"), trial.summary.get("success_after")
     if not before or not after:
@@ -83,7 +85,7 @@ def findings(set_up: SetUp, trial: Trial, updates: int) -> list[str]:
 
 def run(set_up: SetUp, updates: int, episodes: int) -> dict[str, object]:
     changes = set_up.overrides(updates, episodes)
-    return tried(changes, lambda trial: findings(set_up, trial, updates), kill=set_up.kill)
+    return tried(changes, lambda trial: findings(set_up, trial, updates), set_up.faults)
 
 
 def runs(

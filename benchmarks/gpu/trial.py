@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
+import os
 import shutil
 import signal
 import subprocess
@@ -29,9 +31,11 @@ WORLD = ROOT / "examples" / "python"
 LONGEST_SECONDS = 900.0
 """Of one run; one that hangs is ended then, which is a failure."""
 LOOK_SECONDS = 0.05
-"""Shorter than a transfer, within which a replica is to be killed."""
+"""Shorter than a transfer over gloo, within which a replica is to be killed."""
 KILLED_AFTER, KILLED_BY = 2, 12
 """Updates before a replica is killed: within a transfer after the first number, at any moment after the second."""
+STOPPED_AFTER = 2
+"""Transfers to a replica before it is stopped."""
 MOST_DIFFERENCE = 0.05
 """Mean |log π_trainer − log π_engine| of a token at the same version, in nats [ours: bfloat16 puts each by about 0.01
 off]."""
@@ -42,18 +46,42 @@ Event = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
+class Fault:
+    """What is done to a replica, and when."""
+
+    inject: Callable[[psutil.Process], None]
+    """Given the replica's worker process."""
+    due: Callable[[Sequence[Event], str], bool]
+    """Whether it is time, given the events since the fault before and the replica's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Injected:
+    """The faults of a run so far, all of one replica."""
+
+    replica: str = ""
+    at: tuple[int, ...] = ()
+    """The number of events before each fault; empty if there was none."""
+
+
+@dataclass(frozen=True, slots=True)
 class Trial:
     events: Sequence[Event]
     summary: Mapping[str, Any]
     """summary.json; empty if there is none."""
     code: int | None
     """The run's exit code; None if it had to be ended."""
-    killed: tuple[str, int] | None
-    """The replica that was killed, and the number of events before that."""
+    injected: Injected
     seconds: float
 
     def of(self, kind: str) -> list[Event]:
         return [event for event in self.events if event["event"] == kind]
+
+    @property
+    def later_updates(self) -> list[Event]:
+        """All but the first, which is of the weights that both ends read from the disk: what these train on at the
+        trainer's own version was sampled with weights that arrived."""
+        return self.of("update")[1:]
 
 
 def overrides(updates: int, episodes: int) -> list[str]:
@@ -66,13 +94,18 @@ def overrides(updates: int, episodes: int) -> list[str]:
     ]  # fmt: skip
 
 
-def tried(changes: Sequence[str], judge: Callable[[Trial], list[str]], *, kill: bool = False) -> dict[str, object]:
+def tried(
+    changes: Sequence[str],
+    judge: Callable[[Trial], list[str]],
+    faults: Sequence[Fault] = (),
+    environment: Sequence[tuple[str, str]] = (),
+) -> dict[str, object]:
     """A run with what `judge` finds wrong with it; its folder is kept if that is anything.
 
-    `changes`: of `CONFIG`. `kill`: one replica gets SIGKILL.
+    `changes`: of `CONFIG`; `faults`: of one replica, in turn; `environment`: variables beside this process's.
     """
     folder = Path(tempfile.mkdtemp(prefix="dart-gpu-"))
-    trial = train([*changes, f"run.directory={folder}"], folder, kill=kill)
+    trial = train([*changes, f"run.directory={folder}"], folder, faults, environment)
     wrong = judge(trial)
     if wrong:
         print(f"{folder} is kept, with the logs of its workers", flush=True)
@@ -81,23 +114,28 @@ def tried(changes: Sequence[str], judge: Callable[[Trial], list[str]], *, kill: 
     return {"ok": not wrong, "findings": wrong} | _told(trial)
 
 
-def train(changes: Sequence[str], folder: Path, *, kill: bool = False) -> Trial:
+def train(
+    changes: Sequence[str],
+    folder: Path,
+    faults: Sequence[Fault] = (),
+    environment: Sequence[tuple[str, str]] = (),
+) -> Trial:
     """`dart train` to its end, with the run's directory in `folder`."""
     began = time.monotonic()
     command = tied([sys.executable, "-m", "dart", "train", str(CONFIG), "--quiet", *as_sets(changes)])
-    killed: tuple[str, int] | None = None
-    with subprocess.Popen(command, cwd=WORLD) as process:
+    injected = Injected()
+    with subprocess.Popen(command, cwd=WORLD, env={**os.environ, **dict(environment)}) as process:
         while (code := process.poll()) is None and time.monotonic() - began < LONGEST_SECONDS:
             time.sleep(LOOK_SECONDS)
-            if kill and killed is None and _is_time(seen := events_of(folder)) and (name := _kill(process.pid)):
-                killed = name, len(seen)
+            if len(injected.at) < len(faults):
+                injected = _inject(faults[len(injected.at)], injected, events_of(folder), process.pid)
         if code is None:
             process.send_signal(signal.SIGINT)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(ENDING_SECONDS)
             process.kill()
     written = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("*/summary.json")]
-    return Trial(events_of(folder), written[0] if written else {}, code, killed, time.monotonic() - began)
+    return Trial(events_of(folder), written[0] if written else {}, code, injected, time.monotonic() - began)
 
 
 def events_of(folder: Path) -> list[Event]:
@@ -109,27 +147,67 @@ def events_of(folder: Path) -> list[Event]:
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
-def _is_time(events: Sequence[Event]) -> bool:
-    """To kill a replica."""
+def within_transfer(events: Sequence[Event], replica: str) -> bool:
+    """After `KILLED_AFTER` updates; at any moment after `KILLED_BY`."""
     updates = sum(event["event"] == "update" for event in events)
-    syncs = [event["event"] for event in events if event["event"].startswith("sync")]
-    return updates >= KILLED_BY or (updates >= KILLED_AFTER and syncs[-1:] == ["sync_started"])
+    return updates >= KILLED_BY or (updates >= KILLED_AFTER and _transfers(events, replica)[-1:] == ["sync_started"])
 
 
-def _kill(parent: int) -> str | None:
-    """Send SIGKILL to one of the run's roll-out workers; its name, or None if there is none."""
-    with contextlib.suppress(psutil.Error):
-        for child in psutil.Process(parent).children(recursive=True):
-            words = child.cmdline()
-            if "--role" in words and words[words.index("--role") + 1] == "rollout":
-                child.kill()
-                return words[words.index("--id") + 1]
+def between_transfers(events: Sequence[Event], replica: str) -> bool:
+    """After `STOPPED_AFTER` transfers to the replica, before the next one."""
+    told = _transfers(events, replica)
+    return told.count("sync") >= STOPPED_AFTER and told[-1] == "sync"
+
+
+def given_up(events: Sequence[Event], replica: str) -> bool:
+    """A transfer to the replica has failed, and one to another has gone well after that."""
+    kinds = [(event["event"], event.get("replica") == replica) for event in events]
+    failed = ("sync_failed", True)
+    return failed in kinds and ("sync", False) in kinds[kinds.index(failed) :]
+
+
+def _transfers(events: Sequence[Event], replica: str) -> list[str]:
+    """What was told of transfers to the replica: sync_started, sync, sync_failed."""
+    return [event["event"] for event in events if event["event"].startswith("sync") and event["replica"] == replica]
+
+
+def _stop(worker: psutil.Process) -> None:
+    """SIGSTOP for the worker and all that it has started."""
+    for one in (worker, *worker.children(recursive=True)):
+        one.suspend()
+
+
+KILLED = (Fault(psutil.Process.kill, within_transfer),)
+"""SIGKILL for the worker alone; its engine is to end by itself."""
+STOPPED_AND_KILLED = (Fault(_stop, between_transfers), Fault(psutil.Process.kill, given_up))
+"""Over NCCL a transfer takes milliseconds, so nobody can come in its middle. A replica that was stopped before lets the
+trainer wait in its broadcast."""
+
+
+def _inject(fault: Fault, injected: Injected, events: Sequence[Event], parent: int) -> Injected:
+    """Inject the fault if it is due: the first into any replica, the others into the same one."""
+    since = events[injected.at[-1] if injected.at else 0 :]
+    names = {event["replica"] for event in since if event["event"] == "sync_started"}
+    for name in [injected.replica] if injected.at else sorted(names):
+        with contextlib.suppress(psutil.Error):  # the process may end at this moment
+            if fault.due(since, name) and (worker := _worker(parent, name)) is not None:
+                fault.inject(worker)
+                return Injected(name, (*injected.at, len(events)))
+    return injected
+
+
+def _worker(parent: int, replica: str) -> psutil.Process | None:
+    """The process of the run's worker of this name, if it is there."""
+    for child in psutil.Process(parent).children(recursive=True):
+        words = child.cmdline()
+        if "--id" in words and words[words.index("--id") + 1] == replica:
+            return child
     return None
 
 
-def findings(trial: Trial, *, updates: int, most_difference: float = MOST_DIFFERENCE) -> list[str]:
-    """What is not as it should be of any run: its end, its updates, its transfers and its parity."""
-    wrong = []
+def findings(trial: Trial, *, updates: int) -> list[str]:
+    """What is not as it should be of any run: its end, its updates and its transfers."""
+    wrong, injected = [], trial.injected
     if trial.code != 0:
         wrong.append("the run did not end by itself" if trial.code is None else f"the exit code is {trial.code}")
     if (made := len(trial.of("update"))) < updates:
@@ -137,22 +215,31 @@ def findings(trial: Trial, *, updates: int, most_difference: float = MOST_DIFFER
     if not trial.of("sync"):
         wrong.append("no weights arrived")
     for number, event in enumerate(trial.events):
-        may_fail = trial.killed is not None and event.get("replica") == trial.killed[0] and number >= trial.killed[1]
+        may_fail = event.get("replica") == injected.replica and number >= injected.at[0]
         if event["event"] == "sync_failed" and not may_fail:
             wrong.append(f"a transfer failed: {event['why']}")
-    difference, tokens = parity(trial.of("update"))
+    return wrong + [f"the trainer was lost: {event['why']}" for event in trial.of("trainer_lost")]
+
+
+def disagreement(updates: Sequence[Event], most_difference: float = MOST_DIFFERENCE) -> list[str]:
+    """What is not as it should be of the parity of these updates."""
+    difference, tokens = parity(updates)
     if tokens == 0:
-        wrong.append("no token was trained on at the version that sampled it, so nothing is known of parity")
-    elif difference > most_difference:
-        wrong.append(f"log-probabilities differ by {difference:.4f} on average, more than {most_difference}")
-    return wrong
+        return ["no token was trained on at the version that sampled it, so nothing is known of parity"]
+    if difference > most_difference:
+        return [f"log-probabilities differ by {difference:.4f} on average, more than {most_difference}"]
+    return []
 
 
 def parity(updates: Sequence[Event]) -> tuple[float, float]:
-    """(mean difference, tokens) over all updates' tokens of the trainer's own version."""
+    """(mean difference, tokens) over all updates' tokens of the trainer's own version. The difference is infinite if
+    one of them has a log-probability that is no number, which JSON has as null."""
     told = [event.get("trainer", {}) for event in updates]
-    tokens = sum(one.get("same_version_tokens", 0.0) for one in told)
-    weighted = sum(one.get("same_version_tokens", 0.0) * one.get("same_version_difference", 0.0) for one in told)
+    counted = [
+        (one["same_version_tokens"], one["same_version_difference"]) for one in told if one.get("same_version_tokens")
+    ]
+    tokens = sum(count for count, _ in counted)
+    weighted = sum(count * (math.inf if difference is None else difference) for count, difference in counted)
     return (weighted / tokens if tokens else 0.0), tokens
 
 
@@ -160,11 +247,13 @@ def _told(trial: Trial) -> dict[str, object]:
     """What a result file says of any run."""
     syncs = trial.of("sync")
     difference, tokens = parity(trial.of("update"))
+    later_difference, later_tokens = parity(trial.later_updates)
     return {
         "seconds": round(trial.seconds, 1), "updates": len(trial.of("update")), "syncs": len(syncs),
         "sync_seconds": [event["seconds"] for event in syncs],
         "sync_bytes": syncs[-1]["bytes"] if syncs else 0, "same_version_difference": difference,
-        "same_version_tokens": tokens, "killed": trial.killed[0] if trial.killed else None,
+        "same_version_tokens": tokens, "later_same_version_difference": later_difference,
+        "later_same_version_tokens": later_tokens, "killed": trial.injected.replica or None,
         "syncs_failed": [event["why"] for event in trial.of("sync_failed")],
         "success_before": _rates(trial.summary.get("success_before")),
         "success_after": _rates(trial.summary.get("success_after")),
