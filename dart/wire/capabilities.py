@@ -35,6 +35,8 @@ IMAGES_APART = "images_apart"
 """train: finds screenshots beside the samples (`TrainBatch.images`)."""
 RESCORE = "rescore"
 """train: understands `rescore` of Sample."""
+ABORTS_TRANSFERS = "aborts_transfers"
+"""train: ends the transfer of a SendWeights at an Abort."""
 
 
 def has(end: pb.Hello | pb.Welcome, name: str) -> bool:

@@ -25,7 +25,7 @@ from dart.config.told import TrainWorkerConfig, read_told
 from dart.errors import UserError, first_line
 from dart.v1 import session_pb2 as pb
 from dart.versions import installed
-from dart.wire.capabilities import IMAGES_APART, IMAGES_ONCE, RESCORE, SHARED_BLOBS
+from dart.wire.capabilities import ABORTS_TRANSFERS, IMAGES_APART, IMAGES_ONCE, RESCORE, SHARED_BLOBS
 from dart.wire.convert import entropies_to_proto
 from dart.wire.role import Command, CommandError, Reply, WorkerRole
 from dart.workers.train import collectives
@@ -52,14 +52,15 @@ TRANSFER_HOST = "DART_TRANSFER_HOST"
 
 CLOSE_SECONDS = 60.0
 """How long one of several ranks waits for its own threads when it closes: one that is in a collective with a rank that
-is gone would go on waiting for `collectives.LONGEST_WAIT`, and keep its GPU."""
+is gone would go on waiting for `collectives.LONGEST_WAIT`, and keep its GPU. A model that is loaded, and a checkpoint
+that is written, may take as long as that."""
 
 
 class TrainRole(WorkerRole):
     """One rank."""
 
     role = pb.ROLE_TRAIN
-    capabilities = (RESCORE, IMAGES_ONCE, IMAGES_APART, SHARED_BLOBS)
+    capabilities = (RESCORE, IMAGES_ONCE, IMAGES_APART, SHARED_BLOBS, ABORTS_TRANSFERS)
 
     def __init__(self) -> None:
         self.rank = int(os.environ.get("RANK", "0"))
@@ -71,6 +72,8 @@ class TrainRole(WorkerRole):
         self._begun: Key | None = None
         """The newest update whose pages have all arrived."""
         self._senders: Senders | None = None
+        self._sending: dict[Key, str] = {}
+        """The group of each transfer that is under way."""
         self._writer: ThreadPoolExecutor | None = None
         self._saving = asyncio.Lock()
         """One checkpoint at a time."""
@@ -112,6 +115,10 @@ class TrainRole(WorkerRole):
                 return await self._send(command)
             case pb.SaveCheckpoint():
                 return await self._save(command)
+            case pb.Abort():
+                if (group_id := self._sending.get(_key(command.assignment))) is not None:
+                    self._loaded_senders().end(group_id, "the coordinator has given the transfer up")
+                return None
             case _:
                 raise CommandError(
                     pb.FAILURE_CODE_INVALID, f"a train worker does not take {type(command).__name__} commands"
@@ -119,10 +126,13 @@ class TrainRole(WorkerRole):
 
     async def close(self) -> None:
         """End a running update before its next micro-batch, and release the model. One of several ranks that cannot
-        within CLOSE_SECONDS ends its process."""
+        within CLOSE_SECONDS, or LONGEST_WAIT while it loads or saves, ends its process."""
         if self._trainer is not None:
             self._trainer.cancel()
-        last = asyncio.get_running_loop().call_later(CLOSE_SECONDS, _give_up_closing) if self.world_size > 1 else None
+        slow = self._trainer is None or self._saving.locked()
+        limit = collectives.LONGEST_WAIT.total_seconds() if slow else CLOSE_SECONDS
+        loop = asyncio.get_running_loop()
+        last = loop.call_later(limit, _give_up_closing, limit) if self.world_size > 1 else None
         if self._thread is not None:
             # Waited for outside the event loop, so that other parts can close meanwhile.
             await asyncio.to_thread(self._thread.shutdown, wait=True, cancel_futures=True)
@@ -143,7 +153,7 @@ class TrainRole(WorkerRole):
         release_memory()
 
     async def _train(self, page: pb.TrainBatch) -> pb.Trained | None:
-        key = (page.assignment.assignment_id, page.assignment.attempt)
+        key = _key(page.assignment)
         if key == self._begun:
             return None  # sent again after a lost stream: the last page gets the answer
         for older in [k for k in self._pages if k[0] == key[0] and k[1] < key[1]]:
@@ -191,11 +201,15 @@ class TrainRole(WorkerRole):
         if command.version not in self._snapshots.versions:
             staged = ", ".join(str(version) for version in self._snapshots.versions)
             raise CommandError(pb.FAILURE_CODE_INVALID, f"version {command.version} is not staged; staged: {staged}")
+        key = _key(command.assignment)
         with self._snapshots.sending(command.version) as weights:
+            self._sending[key] = command.group.group_id
             try:
                 sent = await self._loaded_senders().send(command.group, weights)
             except TransferError as error:
                 raise CommandError(pb.FAILURE_CODE_TRANSFER, str(error)) from error
+            finally:
+                del self._sending[key]
         return pb.WeightsSent(version=command.version, seconds=time.perf_counter() - started, bytes=sent)
 
     async def _save(self, command: pb.SaveCheckpoint) -> pb.CheckpointSaved:
@@ -235,10 +249,15 @@ class TrainRole(WorkerRole):
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
 
-def _give_up_closing() -> None:
+def _key(assignment: pb.Assignment) -> Key:
+    return assignment.assignment_id, assignment.attempt
+
+
+def _give_up_closing(seconds: float) -> None:
     """A thread in a collective cannot be stopped, and the interpreter would wait for it."""
     print(
-        f"this rank waited {CLOSE_SECONDS:g} s for another one, which is gone, and ends without it",
+        f"this rank ends without finishing what it was doing: that took longer than {seconds:g} s, most likely because "
+        "another rank is gone",
         file=sys.stderr,
         flush=True,
     )

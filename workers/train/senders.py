@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -40,6 +40,8 @@ class Senders:
         """Not asyncio's default executor: there, a few transfers would block everything else, and each other."""
         self._open: OrderedDict[str, Sender] = OrderedDict()
         self._locks: dict[str, asyncio.Lock] = {}
+        self._ended: dict[str, Future[str]] = {}
+        """What ends each group before its time (`make_sender`)."""
         self._sent = 0
         """Transfers so far."""
         self._last: dict[str, int] = {}
@@ -50,6 +52,7 @@ class Senders:
         async with self._locks.setdefault(group.group_id, asyncio.Lock()):
             self._sent += 1
             self._last[group.group_id] = self._sent
+            self._ended.setdefault(group.group_id, Future())
             if group.group_id not in self._open:
                 await self._leave_former(group.group_id)
             try:
@@ -66,8 +69,16 @@ class Senders:
             finally:
                 await self._leave_oldest()
 
+    def end(self, group_id: str, why: str) -> None:
+        """End the group, if it is open, and with it a transfer that is under way: `send` then raises TransferError."""
+        ended = self._ended.get(group_id)
+        if ended is not None and not ended.done():
+            ended.set_result(why)
+
     async def close(self) -> None:
         """Leave all groups; replicas that wait in one get an error."""
+        for group_id in self._ended:
+            self.end(group_id, "the trainer is closing")
         senders = list(self._open.values())
         self._open.clear()
         for sender in senders:
@@ -84,13 +95,14 @@ class Senders:
     def _make(self, group: wpb.TransferGroup) -> Sender:
         transport = group.transport or self._transport
         try:
-            return make_sender(transport, self._timeout_seconds)
+            return make_sender(transport, self._timeout_seconds, self._ended[group.group_id])
         except Exception as error:  # noqa: BLE001 - of any vLLM's making: the transfer fails, and the trainer goes on
             raise TransferError(f"group {group.group_id}: {reason(transport, error)}") from None
 
     def _forget(self, group_id: str) -> None:
         self._open.pop(group_id, None)
         self._locks.pop(group_id, None)
+        self._ended.pop(group_id, None)
         self._last.pop(group_id, None)
 
     async def _leave_former(self, group_id: str) -> None:

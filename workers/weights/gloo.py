@@ -2,7 +2,7 @@
 
 A transfer is one fingerprint (8 bytes), one broadcast per bucket from rank 0, and a barrier, so that `send` returns
 when the replica has everything. Gloo notices at once when a peer dies (its connection closes), and after the timeout
-when one hangs.
+when one hangs; nothing else ends a broadcast, so a transfer that is to end early does before its next bucket.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from datetime import timedelta
 
 import torch
@@ -96,8 +97,9 @@ class GlooSender:
     allocating them each time would cost more than filling them.
     """
 
-    def __init__(self, timeout_seconds: float) -> None:
+    def __init__(self, timeout_seconds: float, ended: Future[str] | None = None) -> None:
         self._timeout_seconds = timeout_seconds
+        self._ended = ended or Future()
         self._group: Group | None = None
         self._buffers = [torch.empty(0, dtype=torch.uint8), torch.empty(0, dtype=torch.uint8)]
 
@@ -124,6 +126,8 @@ class GlooSender:
             sent = 0
             arrived: Callable[[], None] = _nothing
             for number, bucket in enumerate(plan_buckets(specs, BUCKET_BYTES)):
+                if self._ended.done():
+                    raise TransferError(f"group {self._group.group_id}: {self._ended.result()}")
                 buffer = self._pack(number % 2, [named[spec.name] for spec in bucket])
                 arrived()
                 arrived = self._group.begin_broadcast(buffer)

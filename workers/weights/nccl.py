@@ -6,8 +6,9 @@ through which vLLM's trainer engine would call the replica does nothing.
 CI has no GPU: tests/workers/weights/test_weights_nccl.py runs this with the transfer files of both vLLM versions and a
 communicator that copies in memory, and NCCL itself is not run. NCCL does not time out by itself: if a replica dies
 during a broadcast, the sending thread hangs in it, and so does the GPU: vLLM's streams, which all transfers share, wait
-for the broadcast's end. `open`, `send` and `close` therefore give up waiting after the timeout, and abort the
-communicator, which ends the broadcast on the GPU; the thread is abandoned.
+for the broadcast's end. `open` and `send` therefore give up waiting after the timeout, or when they are told that the
+transfer has ended (`make_sender`). They then do what `close` does: they abort the communicator, which ends the
+broadcast on the GPU. The thread is abandoned.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from vllm.distributed.weight_transfer import ParamMeta, WeightSource, WeightTransferTrainerFactory
@@ -27,6 +29,7 @@ from dart.v1 import weights_pb2 as wpb
 from dart.workers.weights.transfer import TransferError, reason
 
 if TYPE_CHECKING:
+    from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
     from vllm.distributed.weight_transfer.base import TrainerWeightTransferEngine
 
 EVERYWHERE = "0.0.0.0"
@@ -34,6 +37,10 @@ EVERYWHERE = "0.0.0.0"
 loopback (127.0.1.1 on Debian), or a router's."""
 ABORT_SECONDS = 10.0
 """How long an abort is waited for; vLLM gives it 5 s."""
+DISABLED = (
+    "vLLM has disabled NCCL in this process, and would send nothing: unset VLLM_DISABLE_PYNCCL or, if it is not set, "
+    "set VLLM_NCCL_SO_PATH to a libnccl that can be loaded (the log says which cannot); or set sync.transport: gloo"
+)
 T = TypeVar("T")
 Named = Sequence[tuple[str, torch.Tensor]]
 
@@ -41,8 +48,9 @@ Named = Sequence[tuple[str, torch.Tensor]]
 class NcclSender:
     """`Sender` over NCCL; see `dart.workers.weights.transfer`."""
 
-    def __init__(self, timeout_seconds: float) -> None:
+    def __init__(self, timeout_seconds: float, ended: Future[str] | None = None) -> None:
         self._timeout_seconds = timeout_seconds
+        self._ended = ended or Future()
         self._group_id = ""
         self._engine: TrainerWeightTransferEngine | None = None
 
@@ -56,7 +64,11 @@ class NcclSender:
                 master_address=EVERYWHERE, master_port=group.port, world_size=group.world_size, rank=0,
                 packed_buffer_size_bytes=PACK,
             )  # fmt: skip
-            return WeightTransferTrainerFactory.trainer_init(info, client=_NoClient(), source=source_of([]))
+            engine = WeightTransferTrainerFactory.trainer_init(info, client=_NoClient(), source=source_of([]))
+            if engine.model_update_group.disabled:
+                raise TransferError(DISABLED)
+            engine.model_update_group = _Guarded(engine.model_update_group)
+            return engine
 
         self._engine = self._bounded(join, f"group {group.group_id} was not joined")
         self._group_id = group.group_id
@@ -74,46 +86,71 @@ class NcclSender:
             engine.source = source_of([])
 
     def close(self) -> None:
-        engine, self._engine = self._engine, None
-        if engine is not None:
-            with contextlib.suppress(TransferError):  # this aborts the communicator, and has no more than that to do
-                self._bounded(engine.shutdown, f"group {self._group_id} was not left")
-
-    def _bounded(self, work: Callable[[], T], what: str) -> T:
-        """Run `work` in a thread of its own and wait for it no longer than the timeout. Raises TransferError."""
-        device = torch.accelerator.current_device_index()
-        outcome: list[T] = []
-        failure: list[Exception] = []
-
-        def run() -> None:
-            try:
-                torch.accelerator.set_device_index(device)  # A new thread starts on device 0.
-                outcome.append(work())
-            except Exception as error:  # noqa: BLE001 - whatever it is, the transfer has failed and the worker goes on
-                failure.append(error)
-
-        thread = threading.Thread(target=run, daemon=True, name="nccl-transfer")
-        thread.start()
-        thread.join(self._timeout_seconds)
-        if outcome:
-            return outcome[0]
-        self._abort()
-        why = reason("nccl", failure[0]) if failure else f"no answer within {self._timeout_seconds:.0f} s"
-        raise TransferError(f"{what}: {why}")
-
-    def _abort(self) -> None:
         """Abort the communicator, in a thread of its own in case that hangs, too."""
         engine, self._engine = self._engine, None
         if engine is None:
             return
 
         def abort() -> None:
-            with contextlib.suppress(Exception):  # the transfer has failed anyway
+            with contextlib.suppress(Exception):  # nothing is left to be done about it
                 engine.shutdown()
 
         thread = threading.Thread(target=abort, daemon=True, name="nccl-abort")
         thread.start()
         thread.join(ABORT_SECONDS)
+
+    def _bounded(self, work: Callable[[], T], what: str) -> T:
+        """Run `work` in a thread of its own and wait for it, no longer than the timeout and until the transfer has
+        ended. Raises TransferError."""
+        device = torch.accelerator.current_device_index()
+        outcome: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                torch.accelerator.set_device_index(device)  # A new thread starts on device 0.
+                outcome.set_result(work())
+            except Exception as error:  # noqa: BLE001 - whatever it is, the transfer has failed and the worker goes on
+                outcome.set_exception(error)
+
+        threading.Thread(target=run, daemon=True, name="nccl-transfer").start()
+        awaited: list[Future[Any]] = [outcome, self._ended]
+        first = wait(awaited, self._timeout_seconds, FIRST_COMPLETED).done
+        try:
+            if outcome in first:
+                return outcome.result()
+            why = self._ended.result() if first else f"no answer within {self._timeout_seconds:.0f} s"
+        except Exception as error:  # noqa: BLE001 - the one that `run` caught
+            why = reason("nccl", error)
+        self.close()
+        raise TransferError(f"{what}: {why}")
+
+
+class _Guarded:
+    """A communicator that is not used once its destruction has begun.
+
+    NCCL's abort first ends the broadcast on the GPU, so that the sending thread wakes and goes on with the next pack,
+    and then frees the communicator; a broadcast does not ask whether it is being aborted, and would use freed memory
+    (ncclCommAbort and ncclEnqueueCheck in NCCL 2.30). A flag alone would leave a moment between the question and the
+    broadcast, so both are done under a lock, and the abort begins only when nobody is inside NCCL. It seldom waits for
+    that, because a broadcast only joins the GPU's queue. The first one of a group may also wait for the replica to
+    connect; then an abort waits, too, and nothing of the group occupies the GPU meanwhile.
+    """
+
+    def __init__(self, communicator: PyNcclCommunicator) -> None:
+        self._communicator = communicator
+        self._lock = threading.Lock()
+        self._destroyed = False
+
+    def broadcast(self, tensor: torch.Tensor, src: int) -> None:
+        with self._lock:
+            if self._destroyed:
+                raise TransferError("the group has been left")
+            self._communicator.broadcast(tensor, src=src)
+
+    def destroy(self) -> None:
+        with self._lock:
+            self._destroyed = True
+        self._communicator.destroy()
 
 
 class _Snapshot(WeightSource):  # type: ignore[misc]

@@ -15,6 +15,7 @@ import hashlib
 import importlib
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING, Protocol
@@ -68,18 +69,19 @@ class Sender(Protocol):
     def close(self) -> None: ...
 
 
-def make_sender(transport: str, timeout_seconds: float = 120.0) -> Sender:
+def make_sender(transport: str, timeout_seconds: float = 120.0, ended: Future[str] | None = None) -> Sender:
     """A sender for "gloo" (CPU) or "nccl" (GPU); one per replica. `timeout_seconds` bounds every single wait.
 
-    Raises ValueError for any other transport."""
+    ended: once it has a result, which says why, a transfer under way fails: over NCCL at once, over gloo before its
+    next bucket. The sender is of no use then. Raises ValueError for any other transport."""
     if transport == "gloo":
         from dart.workers.weights.gloo import GlooSender
 
-        return GlooSender(timeout_seconds)
+        return GlooSender(timeout_seconds, ended)
     if transport == "nccl":
         from dart.workers.weights.nccl import NcclSender
 
-        return NcclSender(timeout_seconds)
+        return NcclSender(timeout_seconds, ended)
     raise ValueError(f"transport {transport!r} is unknown: use gloo or nccl")
 
 

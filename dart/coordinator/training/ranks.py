@@ -26,6 +26,7 @@ from dart.errors import ProcessLost, UserError, ungrouped
 from dart.screenshots.stored import ScreenshotLost, StoredScreenshots
 from dart.v1 import session_pb2 as pb
 from dart.v1 import weights_pb2
+from dart.wire.capabilities import ABORTS_TRANSFERS, has
 from dart.wire.role import Command
 
 log = logging.getLogger(__name__)
@@ -204,11 +205,16 @@ class TrainerRanks:
     async def send_weights(
         self, assignment: pb.Assignment, version: int, group: weights_pb2.TransferGroup
     ) -> pb.WeightsSent:
-        """Rank 0 sends a version's snapshot. Raises InfrastructureError."""
+        """Rank 0 sends a version's snapshot, and is told when that is cancelled. Raises InfrastructureError."""
         worker = self.rank0
         command = pb.SendWeights(assignment=assignment, version=version, group=group)
         try:
             reply: pb.WeightsSent = await worker.call(command)
+        except asyncio.CancelledError:
+            # Over NCCL it would go on waiting for the replica, and the next replica's weights for it.
+            if has(worker.hello, ABORTS_TRANSFERS):
+                worker.tell(pb.Abort(assignment=assignment))
+            raise
         finally:
             worker.end_assignment(assignment.assignment_id, assignment.attempt)
         return reply
@@ -218,10 +224,14 @@ class TrainerRanks:
         """Account for the trainer's time. Saving in the middle of an update counts as the update's time."""
         self._work[state] += 1
         self._account()
+        done = True
         try:
             yield
+        except asyncio.CancelledError:  # the trainer goes on with what nobody waits for any more
+            done = False
+            raise
         finally:
-            self._work[state] -= 1
+            self._work[state] -= done
             self._account()
 
     def _account(self) -> None:

@@ -32,7 +32,7 @@ from dart.errors import UserError
 from dart.screenshots.stored import StoredScreenshots
 from dart.v1 import session_pb2 as pb
 from dart.v1 import weights_pb2 as wpb
-from dart.wire.capabilities import RECEIVES_WHILE_SERVING
+from dart.wire.capabilities import ABORTS_TRANSFERS, RECEIVES_WHILE_SERVING
 
 REPLIES = {
     pb.ReceiveWeights: lambda command: {"receiving_weights": pb.ReceivingWeights(assignment=command.assignment)},
@@ -56,6 +56,8 @@ class Stage:
     metrics: Path
     seen: list[tuple[str, bool]] = field(default_factory=list)
     groups: list[str] = field(default_factory=list)
+    aborted: list[str] = field(default_factory=list)
+    """The assignments of which the trainer was told that they are over."""
     sent: list[int] = field(default_factory=list)
     """The version that each command to load or send weights names."""
     fleet: Fleet = field(default_factory=lambda: Fleet(60.0))
@@ -82,6 +84,9 @@ class Stage:
         while True:
             message = await worker.outbox.get()
             command = getattr(message, message.WhichOneof("body"))
+            if isinstance(command, pb.Abort):
+                self.aborted.append(command.assignment.assignment_id)
+                continue
             self.seen.append((type(command).__name__, self.serves))
             if isinstance(command, pb.ReceiveWeights | pb.LoadWeights) and command.HasField("group"):
                 self.groups.append(command.group.group_id)
@@ -105,6 +110,7 @@ async def stage(
     timeout_seconds: float = 10.0,
     mode: str = "drain",
     names: Sequence[str] = ("replica",),
+    aborts: bool = True,
 ) -> AsyncIterator[Stage]:
     async def add_sync(record: Any) -> None:
         pass
@@ -118,7 +124,7 @@ async def stage(
     journal = Journal(tmp_path / "metrics.jsonl")
     sync = WeightSync(settings, pool.replicas, ranks, database, Progress(1), journal)
     made = Stage(sync, pool, journal, tmp_path / "metrics.jsonl", fleet=fleet)
-    capabilities = [RECEIVES_WHILE_SERVING] if capable else []
+    capabilities = [RECEIVES_WHILE_SERVING] * capable + [ABORTS_TRANSFERS] * aborts
     async with asyncio.TaskGroup() as tasks:
         background = [tasks.create_task(made.sync.run())]
         for name, role in (*((name, pb.ROLE_ROLLOUT) for name in names), ("train", pb.ROLE_TRAIN)):
@@ -236,6 +242,44 @@ async def test_over_nccl_nothing_is_sent_to_a_replica_that_is_lost_while_it_drai
         while not (failed := made.events("sync_failed")):
             await asyncio.sleep(0.01)
         assert failed[0]["why"] == "replica is gone" and made.seen == []
+
+
+@pytest.mark.parametrize(("aborts", "told"), [(True, ["w1"]), (False, [])])
+async def test_the_trainer_is_told_when_the_replica_that_it_sends_to_is_lost(
+    tmp_path: Path, aborts: bool, told: list[str]
+) -> None:
+    """A trainer of an earlier release would take it for a mistake."""
+    async with stage(tmp_path, "nccl", capable=True, names=("lost", "replica"), aborts=aborts) as made:
+        made.holds = lambda command: command.assignment.assignment_id == "w1"  # both ends of it
+        made.sync.staged(1, TENSORS)
+        await made.sending.wait()
+        made.fleet.lose(made.fleet.workers["lost"], "its machine is gone")
+        while not made.events("sync_failed"):
+            await asyncio.sleep(0)
+        made.go_on.set()
+        await made.sync.settled()
+        assert made.replicas.versions == {"replica": 1}
+        assert made.aborted == told
+
+
+@pytest.mark.parametrize("transport", ["gloo", "nccl"])
+async def test_the_trainer_is_not_told_of_a_replica_that_is_lost_when_all_is_sent(
+    tmp_path: Path, transport: str
+) -> None:
+    async with stage(tmp_path, transport, capable=True) as made:
+        made.holds = lambda command: isinstance(command, pb.LoadWeights)
+        made.sync.staged(1, TENSORS)
+        await made.sending.wait()
+        while made.fleet.workers["train"].end.unanswered:
+            await asyncio.sleep(0)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        made.fleet.lose(made.fleet.workers["replica"], "its machine is gone")
+        while not made.events("sync_failed"):
+            await asyncio.sleep(0)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert made.aborted == []
 
 
 @pytest.mark.parametrize("broken", [pb.ReceiveWeights, pb.SendWeights])

@@ -44,6 +44,9 @@ class Wire:
 class Communicator:
     """Takes the place of vLLM's PyNcclCommunicator. `broadcast` of a receiving rank waits for ever, as NCCL does."""
 
+    disabled = False
+    """Whether vLLM has found that it cannot use NCCL."""
+
     def __init__(self, group: SimpleNamespace, device: object) -> None:
         self._rank, self._wire = group.rank, group.wire
         self.closed = False

@@ -9,6 +9,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -308,6 +309,10 @@ async def test_a_checkpoint_that_would_fill_the_disk_is_refused_before_it_is_wri
     with pytest.raises(CommandError, match=r"cannot be written: .*1 GB are left to the run: make room"):
         await role.handle(command)
     assert not path.parent.exists()
+    (left := path.parent / ".v000001.1.tmp").mkdir(parents=True)
+    with pytest.raises(CommandError, match="cannot be written"):
+        await role.handle(command)
+    assert not left.exists(), "what a killed trainer left would fill the disk for good"
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=int(checkpoint.LEFT_BYTES) + 1_000_000_000))
     await role.handle(command)
     assert path.is_dir()
@@ -326,12 +331,23 @@ async def test_a_rank_that_closes_while_it_waits_for_one_that_is_gone_ends_its_p
     monkeypatch.setattr(os, "_exit", leave)
     for size, expected in ((2, [1]), (1, [1])):
         made = TrainRole()
-        made.world_size, made._thread = size, ThreadPoolExecutor(1)
+        made.world_size, made._thread, made._trainer = size, ThreadPoolExecutor(1), MagicMock()
         made._thread.submit(collective.wait, 0.5 if size == 1 else None)
         await made.close()
         assert codes == expected
         collective.clear()
-    assert "waited 0.1 s for another one, which is gone" in capsys.readouterr().err
+    assert "longer than 0.1 s, most likely because another rank is gone" in capsys.readouterr().err
+
+
+async def test_a_rank_that_closes_while_it_loads_is_not_hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(role_module, "CLOSE_SECONDS", 0.01)
+    codes = list[int]()
+    monkeypatch.setattr(os, "_exit", codes.append)
+    made, loaded = TrainRole(), threading.Event()
+    made.world_size, made._thread = 2, ThreadPoolExecutor(1)
+    made._thread.submit(loaded.wait, 0.3)
+    await made.close()
+    assert codes == []
 
 
 async def test_bad_configs_end_before_any_work(tmp_path: Path) -> None:

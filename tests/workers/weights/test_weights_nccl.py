@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import sys
 import threading
-import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -27,6 +25,7 @@ from dart.workers.weights.transfer import TransferError, spec_of
 pytestmark = pytest.mark.torch
 TIMEOUT = 20.0
 SHORT = 0.05
+HANG_SECONDS = 60.0
 PINNED = GPU_FILES / "vllm"
 _ports = itertools.count(1)
 
@@ -149,50 +148,149 @@ def test_other_tensors_than_the_last_time_are_described_anew(nccl: ModuleType) -
     assert described(other) == [("alone", torch.float32, (2,))]
 
 
-def test_a_replica_that_hangs_costs_the_trainer_the_timeout(nccl: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    forever = ThreadPoolExecutor()
-    stop = asyncio.Event()
-    sender, replica, group = nccl.NcclSender(TIMEOUT), Replica(), transfer_group()
-    joined = forever.submit(replica.join, group)
-    sender.open(group)
-    joined.result()
-
-    def stuck(self: Communicator, tensor: torch.Tensor, src: int, stream: object = None) -> None:
-        while not stop.is_set():
-            time.sleep(0.01)
-
-    monkeypatch.setattr(Communicator, "broadcast", stuck)
-    sender._timeout_seconds = SHORT
-    communicator = sender._engine.model_update_group
-    with pytest.raises(TransferError, match=f"{group.group_id}: the transfer did not finish: no answer within"):
-        sender.send(weights(1).items())
-    with pytest.raises(TransferError, match="no group is open"):
-        sender.send(weights(1).items())
-    stop.set()
-    assert communicator.closed, "else the broadcast runs on on the GPU, and holds up all that follows"
-
-
-def test_an_abort_that_hangs_is_not_waited_for(nccl: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    stop = threading.Event()
-    sender, _, _ = both_ends(nccl)
-    monkeypatch.setattr(Communicator, "broadcast", lambda *_, **__: stop.wait())
-    monkeypatch.setattr(Communicator, "destroy", lambda self: stop.wait())
-    monkeypatch.setattr(nccl, "ABORT_SECONDS", SHORT)
-    sender._timeout_seconds = SHORT
-    with pytest.raises(TransferError, match="the transfer did not finish: no answer within"):
-        sender.send(weights(1).items())
-    stop.set()
-
-
 def test_a_second_join_waits_for_a_trainer_that_does_not_come(nccl: ModuleType) -> None:
     """Which is why the engine joins a group once (tests/workers/rollout/test_rollout_hangs.py)."""
     sender, replica, group = both_ends(nccl)
     with ThreadPoolExecutor() as pool:
         again = pool.submit(replica.join, group)
         sender.open(group)
-        sender._engine.model_update_group._wire.met.abort()
+        sender._engine.model_update_group._communicator._wire.met.abort()
         with pytest.raises(RuntimeError, match="nobody came"):
             again.result()
+
+
+class Gpu:
+    """The one stream of all transfers. It stands still while it broadcasts to a replica that is lost."""
+
+    def __init__(self) -> None:
+        self.moves, self.stuck = threading.Event(), threading.Event()
+        self.moves.set()
+
+    def synchronize(self) -> None:
+        if not self.moves.is_set():
+            self.stuck.set()
+        assert self.moves.wait(HANG_SECONDS)
+
+    def wait_event(self, event: object) -> None: ...
+
+
+class Lost:
+    """In place of the communicator of a replica that is lost. Its memory is freed by `destroy`, and `misused` says
+    whether it was used then, or freed while it was used."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+        self._used = threading.Lock()
+        self.freed = self.misused = False
+        self.enqueued = threading.Event()
+        """While it is not set, a broadcast does not get into the stream: it waits for the replica to connect."""
+        self.enqueued.set()
+
+    def broadcast(self, tensor: torch.Tensor, src: int) -> None:
+        with self._used:
+            self.misused = self.misused or self.freed
+            self._gpu.moves.clear()
+            self._gpu.stuck.set()
+            assert self.enqueued.wait(HANG_SECONDS)
+
+    def destroy(self) -> None:
+        self.misused = self.misused or self._used.locked()
+        self.freed = True
+        self._gpu.moves.set()
+
+
+@pytest.fixture
+def gpu(nccl: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    """In packs of 200 bytes, so that a transfer has several."""
+    gpu = Gpu()
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: gpu)
+    for end in (nccl, requests):
+        monkeypatch.setattr(end, "PACK", 200)
+    return gpu
+
+
+def to_a_lost_replica(nccl: ModuleType, gpu: Gpu) -> tuple[Any, Lost, Future[str]]:
+    """A sender, its communicator, and what ends its transfers."""
+    (sender, _, _), lost, ended = both_ends(nccl), Lost(gpu), Future[str]()
+    sender._engine.model_update_group._communicator = lost
+    sender._ended = ended
+    return sender, lost, ended
+
+
+def threads_end(name: str) -> None:
+    for thread in threading.enumerate():
+        if thread.name == name:
+            thread.join(HANG_SECONDS)
+            assert not thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("how", "why"), [("told", "the replica is lost"), ("timeout", "no answer within 0 s"), ("close", "has been left")]
+)
+def test_a_transfer_that_ends_early_lets_go_of_the_gpu_and_of_its_communicator(
+    nccl: ModuleType, gpu: Gpu, how: str, why: str
+) -> None:
+    sender, lost, ended = to_a_lost_replica(nccl, gpu)
+    other, replica, _ = both_ends(nccl)
+    sender._timeout_seconds = SHORT if how == "timeout" else HANG_SECONDS
+    sent = weights(1)
+    with ThreadPoolExecutor() as pool:
+        sending = pool.submit(sender.send, sent.items())
+        assert gpu.stuck.wait(HANG_SECONDS)
+        behind = pool.submit(other.send, sent.items()), pool.submit(replica.receive, 1, sent)
+        if how == "told":
+            ended.set_result("the replica is lost")
+        elif how == "close":
+            sender.close()
+        with pytest.raises(TransferError, match=f"did not finish: .*{why}"):
+            sending.result(HANG_SECONDS)
+        for end in behind:
+            end.result(HANG_SECONDS)
+    assert_same(replica.loaded, sent)
+    with pytest.raises(TransferError, match="no group is open"):
+        sender.send(sent.items())
+    threads_end("nccl-transfer")
+    assert lost.freed and not lost.misused
+
+
+def test_an_abort_that_hangs_is_not_waited_for(nccl: ModuleType, gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    sender, lost, _ = to_a_lost_replica(nccl, gpu)
+    stop = threading.Event()
+    monkeypatch.setattr(lost, "destroy", stop.wait)
+    monkeypatch.setattr(nccl, "ABORT_SECONDS", SHORT)
+    sender._timeout_seconds = SHORT
+    with pytest.raises(TransferError, match="the transfer did not finish: no answer within"):
+        sender.send(weights(1).items())
+    stop.set()
+    gpu.moves.set()
+
+
+def test_a_communicator_is_not_freed_under_a_broadcast_that_waits_for_its_replica(
+    nccl: ModuleType, gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sender, lost, ended = to_a_lost_replica(nccl, gpu)
+    monkeypatch.setattr(nccl, "ABORT_SECONDS", SHORT)
+    lost.enqueued.clear()
+    with ThreadPoolExecutor() as pool:
+        sending = pool.submit(sender.send, weights(1).items())
+        assert gpu.stuck.wait(HANG_SECONDS)
+        ended.set_result("the replica is lost")
+        with pytest.raises(TransferError, match="did not finish: the replica is lost"):
+            sending.result(HANG_SECONDS)
+    assert not lost.freed
+    lost.enqueued.set()
+    threads_end("nccl-abort")
+    threads_end("nccl-transfer")
+    assert lost.freed and not lost.misused
+
+
+def test_a_communicator_that_vllm_has_disabled_is_refused_with_the_remedy(
+    nccl: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its broadcasts do nothing, at both ends: the replica would serve what was in its memory."""
+    monkeypatch.setattr(Communicator, "disabled", True)
+    with pytest.raises(TransferError, match=r"was not joined: .*unset VLLM_DISABLE_PYNCCL.*sync.transport: gloo"):
+        both_ends(nccl)
 
 
 @pytest.mark.parametrize("error", [TypeError("trainer_init() got no argument 'client'"), AttributeError("send_all")])
@@ -215,7 +313,7 @@ async def test_an_interface_that_has_changed_is_a_failed_transfer_with_a_remedy(
     "error", [ImportError("libcudart"), AttributeError("iter_all"), TypeError("metadata"), OSError(5)]
 )
 async def test_a_sender_that_cannot_be_loaded_ends_nothing(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    def broken(transport: str, timeout_seconds: float) -> None:
+    def broken(transport: str, timeout_seconds: float, ended: Future[str]) -> None:
         raise error
 
     monkeypatch.setattr(senders, "make_sender", broken)

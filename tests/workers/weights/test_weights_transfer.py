@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
@@ -177,6 +177,31 @@ def test_a_trainer_that_leaves_half_way_is_noticed(group: wpb.TransferGroup, poo
     with pytest.raises(TransferError):
         arrived.result()
     assert time.monotonic() - began < LONG_SECONDS, "not only once the time is over"
+
+
+def test_a_transfer_that_is_to_end_early_does_before_its_next_bucket(
+    group: wpb.TransferGroup, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gloo, "BUCKET_BYTES", 64)
+    ended = Future[str]()
+    begun: list[int] = []
+
+    def begin(self: Group, tensor: torch.Tensor) -> Callable[[], None]:
+        begun.append(tensor.numel())
+        if len(begun) == 4 and not ended.done():  # each end has begun the fingerprint and the first bucket
+            ended.set_result("the coordinator has given it up")
+        return begin_broadcast(self, tensor)
+
+    monkeypatch.setattr(Group, "begin_broadcast", begin)
+    sender = make_sender("gloo", LONG_SECONDS, ended)
+    joined = pool.submit(_join, group)
+    sender.open(group)
+    specs = [spec_of(*item) for item in _tensors().items()]
+    arrived = pool.submit(_received, joined.result(), specs)
+    with pytest.raises(TransferError, match=f"group {group.group_id}: the coordinator has given it up"):
+        sender.send(_tensors().items())
+    with pytest.raises(TransferError, match="a broadcast failed"):
+        arrived.result()
 
 
 def test_other_tensors_than_agreed_are_an_error_on_both_ends(

@@ -451,7 +451,7 @@ export interface TaskRow {
   suite: string
   name: string
   trajectories: number
-  successes: number
+  successes: number | null
   recent_success: number | null
   mean_steps: number | null
   rollouts: number | null
