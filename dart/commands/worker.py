@@ -59,6 +59,9 @@ def run_worker(
         raise UserError("name either the coordinator with --coordinator HOST:PORT, or its run with --run RUN, not both")
     if role not in ROLES:
         raise UserError(f"--role {role!r} is not a role: use {', '.join(ROLES)}")
+    if run is not None and _is_finished(run):  # a worker that missed the goodbye and is started again
+        print(f"run {run} is finished: no worker is needed")
+        return
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     faulthandler.enable()
     keep_memory()
@@ -66,7 +69,7 @@ def run_worker(
         dial=_dial_of_run(role, run, tls) if run is not None else _dial(address or "", tls),
         worker_id=worker_id or f"{socket.gethostname()}-{role}-{os.getpid()}",
         # The address may be that of a coordinator that has ended. The next one reads a checkpoint before it listens.
-        first_seconds=COORDINATOR_SECONDS if run is not None else None,
+        first_seconds=COORDINATOR_SECONDS if run is not None or until_finished else None,
         address_now=None if run is None else lambda: _told_address(run),
     )
     work = _load(role)
@@ -101,10 +104,17 @@ def _dial_of_run(role: str, run: Path, tls: Tls) -> Dial:
             )
         time.sleep(LOOK_SECONDS)
     if directory.secrets.is_dir():
-        source = f"file:{token_file(directory.secrets, role)}"
-        os.environ.setdefault(TOKEN_ENVIRONMENT, read_token(source, f"--run {run}"))
-        tls = (tls[0] or directory.secrets / AUTHORITY, *tls[1:])
+        if TOKEN_ENVIRONMENT not in os.environ:  # the run may have been given tokens, and keep none of its own
+            os.environ[TOKEN_ENVIRONMENT] = read_token(f"file:{token_file(directory.secrets, role)}", f"--run {run}")
+        authority = directory.secrets / AUTHORITY
+        tls = (tls[0] or (authority if authority.is_file() else None), *tls[1:])
     return _dial(directory.told_address(), tls)
+
+
+def _is_finished(run: Path) -> bool:
+    from dart.rundir import RunDirectory
+
+    return RunDirectory(run).summary.is_file()
 
 
 def _told_address(run: Path) -> str:

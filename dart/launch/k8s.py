@@ -26,6 +26,9 @@ CHART = Path(__file__).parent / "chart"
 LONGEST_RELEASE = 30
 """Characters: names of a release's pods and of its jobs, which have a digest, stay within the 63 of a DNS label."""
 
+RANKS_SECONDS = 30
+"""How much longer than the coordinator a trainer rank may take to end."""
+
 MOST_BYTES_OF_FILES = 1_000_000
 """A ConfigMap holds 1 MiB, names and all."""
 
@@ -120,7 +123,10 @@ def values(config: Config) -> dict[str, JsonValue]:
             "where model_claim is mounted: name a folder of it, or change model_folder"
         )
     roles: dict[str, dict[str, JsonValue]] = {group.part: _role(group) for group in groups}
-    roles["coordinator"]["terminationGracePeriodSeconds"] = math.ceil(ending_seconds(config))
+    ending = math.ceil(ending_seconds(config))
+    roles["coordinator"]["terminationGracePeriodSeconds"] = ending
+    if "train" in roles:  # ranks wait for the coordinator's goodbye
+        roles["train"]["terminationGracePeriodSeconds"] = ending + RANKS_SECONDS
     if "env" in roles:
         roles["env"]["terminationGracePeriodSeconds"] = math.ceil(config.environment.timeouts.ending)
     derived: dict[str, JsonValue] = {

@@ -30,6 +30,7 @@ from dart.launch.ray_cluster import Actor, RayCluster
 from dart.launch.restarts import COORDINATOR, Action, End, Finish, Restarts, Say, Start, Stop
 from dart.launch.supervisor import FILES, Listening, Order, Place
 from dart.processes.secrets import AUTHORITY
+from dart.processes.settings import ending_signals
 from dart.rundir import RunDirectory
 from dart.wire.channel import TOKEN_ENVIRONMENT
 
@@ -158,7 +159,7 @@ def _signals() -> Iterator[_Signals]:
         if len(arrived) > 1:
             raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, note) for number in ending_signals()}
     try:
         yield arrived
     finally:

@@ -173,7 +173,12 @@ def _not_submitted(run: Path) -> None:
     job = _job(run).read_text(encoding="ascii").strip()
     shown = subprocess.run(
         ["squeue", "--noheader", f"--jobs={job}", "--format=%T"], capture_output=True, text=True, check=False
-    )  # it fails for a job that Slurm has forgotten
+    )
+    if shown.returncode != 0 and "Invalid job id" not in shown.stderr:  # Slurm has forgotten such a job
+        raise UserError(
+            f"--run {run}: Slurm does not say whether its job {job} has ended ({shown.stderr.strip()}): try again when "
+            f"`squeue --jobs={job}` answers"
+        )
     if states := shown.stdout.split():
         raise UserError(f"--run {run}: its job {job} is {states[0].lower()}: wait for its end, or `scancel {job}`")
 

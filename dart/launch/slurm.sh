@@ -3,6 +3,7 @@
 # of its tasks is this script again, with the part's name, which keeps one process of the run alive.
 
 pause_seconds=5
+asking_seconds=600    # of Slurm's controller, before an answer is given up
 worker_failed=1       # exit code of a job whose process cannot go on
 stopping=""
 child=""
@@ -44,6 +45,18 @@ pass_on() {
     stopping=1
     [ -z "$child" ] || kill -TERM "$child"
 }
+
+# asked COMMAND...: again and again until it succeeds, for Slurm's controller may be away for a while.
+asked() {
+    local began=$SECONDS
+    until "$@"; do
+        if [ $((SECONDS - began)) -gt "$asking_seconds" ]; then return 1; fi
+        echo "$(date +%FT%T) $1 failed; it is tried again" >&2
+        sleep "$pause_seconds"
+    done
+}
+
+end_coordinator() { scancel --signal=TERM "$SLURM_JOB_ID+0" || ! kill -0 "$coordinator" 2>/dev/null; }
 
 # One task of an srun.
 process() {
@@ -104,11 +117,11 @@ workers() {
 
 # Slurm's own requeue, of a job that it ends, needs no help; one that its user has cancelled must not come back.
 again() {
-    local state
-    state=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T | head -n 1)
-    if [ "$requeue" = yes ] && [ "$state" = RUNNING ]; then
+    local states
+    states=$(asked squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T)
+    if [ "$requeue" = yes ] && [ "${states%%$'\n'*}" = RUNNING ]; then
         echo "$(date +%FT%T) interrupted; the job queues again"
-        scontrol requeue "$SLURM_JOB_ID"
+        asked scontrol requeue "$SLURM_JOB_ID"
     else
         echo "$(date +%FT%T) interrupted; dart launch slurm ... --run $(printf %q "$run") continues it"
     fi
@@ -116,13 +129,12 @@ again() {
 }
 
 job() {
-    local coordinator part failed="" asked="" code
-    rm -f "$run/address" # of an earlier allocation
+    local coordinator="" part failed="" signalled="" code
     output=()
     # shellcheck disable=SC2046 # they are numbers
     trap 'kill -KILL $(jobs -p) 2>/dev/null' EXIT # parts are started again no more; Slurm ends their steps
-    trap 'asked=1; scancel --signal=TERM "$SLURM_JOB_ID+0"' USR1
-    trap 'failed=1; scancel --signal=TERM "$SLURM_JOB_ID+0"' USR2
+    trap 'signalled=1; asked end_coordinator' USR1
+    trap 'failed=1; asked end_coordinator' USR2
     trap : TERM
     (step coordinator) &
     coordinator=$!
@@ -135,7 +147,7 @@ job() {
     done
     if finished; then exit 0; fi
     if [ -n "$failed" ]; then exit "$worker_failed"; fi
-    if [ -n "$asked" ] || [ "$code" -eq "$interrupted" ]; then again; fi
+    if [ -n "$signalled" ] || [ "$code" -eq "$interrupted" ]; then again; fi
     exit "$code"
 }
 

@@ -190,7 +190,9 @@ class _Said:
     def read(self, process: subprocess.Popen[str]) -> None:
         for line in process.stdout or ():
             shown = line.rstrip("\n")
-            print(shown, flush=True)
+            # Ray keeps this output on the node's disk, which may be full: the child would wait for ever for a reader.
+            with contextlib.suppress(OSError, ValueError):
+                print(shown, flush=True)
             self._log.info("%s", shown)
             self.last = shown.strip().removeprefix("error: ") or self.last
         for handler in self._log.handlers:

@@ -81,12 +81,26 @@ class Dial:
                 "private_key": read_file(self.tls_key, "--tls-key"),
                 "certificate_chain": read_file(self.tls_certificate, "--tls-certificate"),
             }
-        credentials = grpc.ssl_channel_credentials(read_file(self.tls_ca, "--tls-ca"), **pair)
+        credentials = grpc.ssl_channel_credentials(_authority(self.tls_ca), **pair)
         return grpc.aio.secure_channel(self.address, credentials, options=OPTIONS)
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
         return (("authorization", f"Bearer {self.token}"),) if self.token else ()
+
+
+_authorities: dict[Path, bytes] = {}
+"""As they were read last: a file system that fails for a moment must not end a worker that dials again."""
+
+
+def _authority(path: Path) -> bytes:
+    """The certificate authority's file. Raises UserError if it has never been readable."""
+    try:
+        _authorities[path] = read_file(path, "--tls-ca")
+    except UserError:
+        if path not in _authorities:
+            raise
+    return _authorities[path]
 
 
 def address_of(host: str, port: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -20,7 +21,7 @@ from run_processes.told import events
 from dart.cli import main
 from dart.config import load, parse
 from dart.errors import UserError
-from dart.launch.slurm import script
+from dart.launch.slurm import _not_submitted, script
 
 ROOT = Path(__file__).parents[2]
 LADDER = ROOT / "configs" / "ladder_demo.yaml"
@@ -45,6 +46,27 @@ SETTINGS: dict[str, Any] = {
 
 
 # ---- the script ----
+
+
+@pytest.mark.parametrize(("said", "allowed"), [("Invalid job id specified", True), ("Unable to contact", False)])
+def test_a_job_that_slurm_does_not_speak_of_may_be_alive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, allowed: bool
+) -> None:
+    squeue = tmp_path / "squeue"
+    squeue.write_text(f"#!/bin/sh\necho '{said}' >&2; exit 1\n")
+    squeue.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    (tmp_path / "slurm.job").write_text("7")
+    with contextlib.nullcontext() if allowed else pytest.raises(UserError, match=r"job 7 has ended .Unable to contact"):
+        _not_submitted(tmp_path)
+
+
+def test_slurms_controller_is_asked_again(tmp_path: Path) -> None:
+    helper = script(parse(SETTINGS), tmp_path).partition("asked() {")[2].partition("\n}\n")[0]
+    tries = 'sleep() { :; }; n=0; fails_once() { n=$((n + 1)); [ "$n" -gt 1 ]; }'
+    shell = f"asking_seconds=600; pause_seconds=5; asked() {{{helper}\n}}; {tries}; asked fails_once && echo $n"
+    done = subprocess.run(["bash", "-c", shell], check=True, capture_output=True, text=True)
+    assert done.stdout == "2\n" and "fails_once failed" in done.stderr
 
 
 def directives(text: str) -> list[list[str]]:

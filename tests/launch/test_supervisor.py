@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import subprocess
@@ -17,7 +18,7 @@ import pytest
 import yaml
 
 from dart.launch.restarts import End
-from dart.launch.supervisor import FILES, Order, Supervisor
+from dart.launch.supervisor import FILES, Order, Supervisor, _Said
 from dart.rundir import RunDirectory
 
 HANG_SECONDS = 240
@@ -132,3 +133,17 @@ def wait_until(happened: object) -> None:
     while not happened():
         assert time.monotonic() < until
         threading.Event().wait(0.1)
+
+
+def test_a_node_whose_disk_is_full_still_reads_what_its_process_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        said = _Said(Order("env-0", (), str(tmp_path), str(tmp_path), 1 << 20))
+        with subprocess.Popen(["sh", "-c", "echo one; echo two"], stdout=subprocess.PIPE, text=True) as process:
+            said.read(process)
+        monkeypatch.undo()
+        assert said.last == "two"
+        with contextlib.suppress(OSError):
+            full.close()

@@ -2,8 +2,7 @@
 
 A Job cannot be changed, so its name has a digest of what it consists of: an upgrade that changes it replaces it. */}}
 {{- define "dart.job" -}}
-{{- $digest := include "dart.jobSpec" (merge (dict "name" "") .) | sha256sum | trunc 8 }}
-{{- $it := merge (dict "name" (printf "%s-%s-%s" .root.Release.Name .role $digest)) . -}}
+{{- $it := merge (dict "name" (printf "%s-%s-%s" .root.Release.Name .role (include "dart.jobDigest" .))) . -}}
 apiVersion: batch/v1
 kind: Job
 metadata:
@@ -12,11 +11,15 @@ spec:
   {{- include "dart.jobSpec" $it | nindent 2 }}
 {{- end }}
 
+{{- define "dart.jobDigest" -}}
+{{- include "dart.jobSpec" (merge (dict "name" "") .) | sha256sum | trunc 8 }}
+{{- end }}
+
 {{- define "dart.jobSpec" -}}
 completionMode: Indexed
 completions: {{ .of.count }}
 parallelism: {{ .of.count }}
-backoffLimit: {{ .root.Values.restarts }}
+backoffLimit: {{ .root.Values.restarts | int64 }}
 template:
   metadata:
     labels:
@@ -33,7 +36,12 @@ template:
     {{- include "dart.pod" . | nindent 4 }}
     containers:
       - {{- include "dart.container" . | nindent 8 }}
+        {{- if eq .role "train" }}
+        # An upgrade ends ranks and coordinator at once, and the coordinator still wants a checkpoint of them.
+        command: [sh, -c, "trap '' TERM; exec dart \"$@\"", dart]
+        {{- else }}
         command: [dart]
+        {{- end }}
         args:
           {{- include "dart.worker" . | nindent 10 }}
           - --until-finished

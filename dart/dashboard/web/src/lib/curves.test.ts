@@ -119,6 +119,12 @@ describe('curves', () => {
     expect(trained?.y).toEqual([1, 0.5, 0])
     expect(stale?.y).toEqual([0, 0.5, 1])
   })
+
+  it('of fates show every cause there is, the largest first after trained', () => {
+    const series = { 'fates.dropped: stale': [1, 1, 2], 'fates.dropped: equal rewards': [0, 3, 9], 'fates.trained': [1, 1, 1] }
+    const told = { id: 'r', started: 0, curves: { ...curves, series } }
+    expect(plots([told]).get('Fates')?.lines.map((line) => line.name)).toEqual(['trained', 'equal rewards', 'stale'])
+  })
 })
 
 describe('charts', () => {

@@ -1,5 +1,5 @@
 /** The curves of the run page: which there are, in sections, and the lines of each. */
-import type { Line, Unit } from './chart'
+import { PALETTE, type Line, type Unit } from './chart'
 import { groupBy } from './group'
 import type { Curves, EvaluationPoint } from './records'
 import { increments, ratio } from './smoothing'
@@ -44,7 +44,8 @@ interface Recipe {
   hint?: string
   unit?: Unit
   fromZero?: boolean
-  sources: readonly Source[]
+  /** A function where the runs' own series say which there are. */
+  sources: readonly Source[] | ((runs: readonly Told[]) => readonly Source[])
 }
 
 const of = (key: string) => (curves: Curves) => curves.series[key] ?? curves.series[`trainer.${key}`] ?? null
@@ -72,6 +73,18 @@ function fate(name: string): (curves: Curves) => Values | null {
     const own = curves.series[`fates.${name}`]
     return own ? ratio(increments(own.map((value) => value ?? 0)), increments(decided)) : null
   }
+}
+
+/** Trained first, then the causes of dropping by their number, as many as there are colours. */
+function fateSources(runs: readonly Told[]): Source[] {
+  const names = new Set(runs.flatMap((run) => Object.keys(run.curves.series)).filter((key) => key.startsWith('fates.')))
+  const last = (key: string) => runs.reduce((sum, run) => sum + (run.curves.series[key]?.at(-1) ?? 0), 0)
+  const first = (key: string) => (key === 'fates.trained' ? 0 : 1)
+  return [...names]
+    .sort((a, b) => first(a) - first(b) || last(b) - last(a))
+    .slice(0, PALETTE)
+    .map((key) => key.replace('fates.', ''))
+    .map((name) => [name.replace('dropped: ', ''), fate(name)])
 }
 
 const newTrajectories = (curves: Curves) => increments(curves.trajectories)
@@ -112,12 +125,7 @@ const RECIPES: Record<string, { title: string; recipes: readonly Recipe[] }> = {
         hint: 'Of the trajectories whose fate was decided between two updates, the share that was trained on, or dropped for a reason',
         unit: 'percent',
         fromZero: true,
-        sources: [
-          ['trained', fate('trained')],
-          ['all succeeded', fate('dropped: all succeeded')],
-          ['all failed', fate('dropped: all failed')],
-          ['stale', fate('dropped: stale')],
-        ],
+        sources: fateSources,
       },
       {
         title: 'Unparsable steps',
@@ -233,21 +241,25 @@ function evaluationX(run: Told, point: EvaluationPoint, along: Along): number {
   return (along === 'time' ? trained : run.curves.trajectories)?.[at] ?? 0
 }
 
+const sourcesOf = ({ sources }: Recipe, runs: readonly Told[]) => (typeof sources === 'function' ? sources(runs) : sources)
+
 /** Several runs are told apart by colour, so that each part of a chart then gets a chart of its own. */
 function plots(key: string, recipe: Recipe, runs: readonly Told[], along: Along): Plot[] {
-  if (runs.length < 2 || recipe.sources.length < 2) return [plot(key, recipe, runs, along)]
-  return recipe.sources.map((source) =>
+  const sources = sourcesOf(recipe, runs)
+  if (runs.length < 2 || sources.length < 2) return [plot(key, recipe, runs, along)]
+  return sources.map((source) =>
     plot(`${key}:${source[0]}`, { ...recipe, title: `${recipe.title}: ${source[0]}`, sources: [source] }, runs, along),
   )
 }
 
 function plot(key: string, recipe: Recipe, runs: readonly Told[], along: Along): Plot {
+  const sources = sourcesOf(recipe, runs)
   const lines = runs.flatMap((run, r) =>
-    recipe.sources.flatMap(([name, values], k) => {
+    sources.flatMap(([name, values], k) => {
       const y = values(run.curves)
       if (!y || y.every((value) => value === null)) return []
       const told = runs.length > 1 ? { name: run.id, colour: r } : { name, colour: k }
-      return [{ ...told, x: xs(run, along), y, dashed: recipe.sources.length === 2 && k === 1 }]
+      return [{ ...told, x: xs(run, along), y, dashed: sources.length === 2 && k === 1 }]
     }),
   )
   const { title, hint = '', unit = 'number', fromZero = false } = recipe

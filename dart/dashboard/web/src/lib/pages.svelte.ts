@@ -9,11 +9,6 @@ interface Source<Page, Row> {
   next: (page: Page) => string
 }
 
-/** How many rows there were when the first page came: those of a list that is shown whole, else what the run told then;
-    null while it has told nothing. */
-export const countThen = (shown: number, whole: boolean, told: number | undefined): number | null =>
-  whole ? shown : (told ?? null)
-
 export class Pages<Page, Row> {
   rows = $state.raw<readonly Row[]>([])
   first = $state.raw<Page>()

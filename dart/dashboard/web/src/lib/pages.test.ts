@@ -1,6 +1,6 @@
 import { afterEach, describe, expect, it, vi } from 'vitest'
 import type { Address } from './api'
-import { countThen, Pages } from './pages.svelte'
+import { Pages } from './pages.svelte'
 
 interface Page {
   rows: number[]
@@ -62,12 +62,5 @@ describe('a list in pages', () => {
     expect([it.rows, it.done]).toEqual([[5, 4], false])
     await it.more()
     expect(asked).toEqual(['/', '/4'])
-  })
-
-  it('knows how many rows there were, also before the run has told', () => {
-    expect(countThen(0, true, undefined)).toBe(0)
-    expect(countThen(12, true, 30)).toBe(12)
-    expect(countThen(100, false, 300)).toBe(300)
-    expect(countThen(100, false, undefined)).toBeNull()
   })
 })

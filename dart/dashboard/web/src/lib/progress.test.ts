@@ -16,6 +16,16 @@ describe('time left', () => {
     expect(estimator.left()).toBeNull()
   })
 
+  it('grows while nothing moves, until nothing is known', () => {
+    const estimator = new Estimator()
+    for (let t = 0; t <= 100; t += 5) estimator.add(t, t / 200)
+    expect(estimator.left()).toBeCloseTo(100)
+    for (let t = 105; t <= 200; t += 5) estimator.add(t, 0.5)
+    expect(estimator.left()).toBeCloseTo(200)
+    for (let t = 205; t <= 800; t += 5) estimator.add(t, 0.5)
+    expect(estimator.left()).toBeNull()
+  })
+
   it('is a guess from the whole time at first', () => {
     expect(leftOverall(100, 0.25)).toBeCloseTo(300)
     expect(leftOverall(100, 0)).toBeNull()

@@ -7,15 +7,17 @@ interface Seen {
 
 const WINDOW_SECONDS = 600
 const LEAST_SECONDS = 10
+const APART_SECONDS = 1
 
 /** Feed it what the run says, as it comes; times in seconds. */
 export class Estimator {
   #seen: Seen[] = []
 
+  /** Also a share that stays the same: it shows that the pace falls. */
   add(at: number, share: number): void {
     const last = this.#seen.at(-1)
     if (last && share < last.share) this.#seen = [] // another evaluation, another phase
-    if (last && share === last.share && this.#seen.length) return
+    else if (last && at - last.at < APART_SECONDS) return
     this.#seen.push({ at, share })
     this.#seen = this.#seen.filter((one) => one.at >= at - WINDOW_SECONDS)
   }

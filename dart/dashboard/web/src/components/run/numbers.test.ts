@@ -8,7 +8,7 @@ const status = (live: boolean, updates = 0, success_rate?: number | null): RunSt
     live,
     status: {
       elapsed_seconds: 600,
-      figures: { train_seconds: 7200, success_rate, counts: { updates, trajectories: 0, staleness: { trajectories: 0 } }, usage: {} },
+      figures: { train_seconds: 7200, success_rate, counts: { updates, trajectories: 0, fates: { trained: 1200 }, staleness: { trajectories: 0 } }, usage: {} },
     },
     why: [],
   }) as unknown as RunStatus
@@ -23,5 +23,6 @@ it('gives no success of a run that samples nothing, as in imitation', () => {
   expect(shown(status(true, 3, 0))).toMatch(/Training success[| ]+0.0 %/)
   expect(shown(status(true, 3, null))).toMatch(/Updates[| ]+3/)
   expect(shown(status(true, 3, null))).not.toContain('Training success')
+  expect(shown(status(true, 3, null))).toMatch(/Demonstrations trained on[| ]+1,200/)
   expect(shown(status(true, 3))).not.toContain('Training success')
 })

@@ -12,13 +12,24 @@ describe('fates', () => {
       'It was not trained on, because its whole group failed: none did better than the others, so there was nothing to learn from.',
     ],
     ['dropped: stale', 'It was not trained on, because the policy had changed too much since it, or one of its group, was sampled.'],
-  ])('"%s" is a sentence', (fate, text) => expect(fateSentence(fate)).toBe(text))
+  ])('"%s" is a sentence', (fate, text) => expect(fateSentence(fate, 'training', false)).toBe(text))
+
+  it('of what is pending say what it waits for, or that the run has ended', () => {
+    expect(fateSentence('pending', 'training', false)).toBe('Its group is not decided yet, or waits for the trainer.')
+    expect(fateSentence('pending', 'training', true)).toBe('The run ended before an update took its group.')
+    expect(fateSentence('pending', 'evaluation', false)).toBe('Its evaluation is not over.')
+  })
 })
 
 describe('the roll-outs of a group', () => {
   const member = (pooled_from = '') => ({ row: { pooled_from } }) as unknown as Member
   it('are counted without copies from the pool', () => {
-    expect(rollouts(3, [member(), member(), member()])).toBe('3 of 3 roll-outs')
-    expect(rollouts(3, [member(), member(), member(), member('g1-2')])).toBe('3 of 3 roll-outs, and 1 pooled success')
+    expect(rollouts(3, [member(), member(), member()], true)).toBe('3 of 3 roll-outs')
+    expect(rollouts(3, [member(), member(), member(), member('g1-2')], true)).toBe('3 of 3 roll-outs, and 1 pooled success')
+  })
+
+  it('name those that never finished, once no more come', () => {
+    expect(rollouts(3, [member()], false)).toBe('1 of 3 roll-outs')
+    expect(rollouts(3, [member()], true)).toBe('1 of 3 roll-outs, 2 never finished')
   })
 })

@@ -1,12 +1,18 @@
 /** Fates and endings in plain words. */
-import { count } from '../format'
+import { count, number } from '../format'
 import type { Member } from '../records'
 
 const FATES: Record<string, string> = {
   trained: 'An update has trained on it.',
-  pending: 'Its group is not decided yet, or waits for the trainer.',
   evaluated: 'It belongs to an evaluation; nothing is trained on it.',
-  collected: 'It came from elsewhere, for the experience pool.',
+  collected: 'It is a collected success: an example for imitation, or for the experience pool.',
+}
+
+/** By the kind of its group: while the run goes on, and once it has ended. */
+const PENDING: Record<string, readonly [string, string]> = {
+  training: ['Its group is not decided yet, or waits for the trainer.', 'The run ended before an update took its group.'],
+  evaluation: ['Its evaluation is not over.', 'The run ended before its evaluation was over.'],
+  collected: ['Its collection is not over.', 'The run ended before its collection was over.'],
 }
 
 /** Causes of `core.curation.judging`, as the rest of "It was not trained on". */
@@ -20,17 +26,20 @@ const CAUSES: Record<string, string> = {
   'its screenshots are no longer kept': ', because its screenshots were removed before an update could use them',
 }
 
-/** Why the trajectory was kept or not, in a sentence. */
-export function fateSentence(fate: string): string {
+/** Why the trajectory was kept or not, in a sentence. `kind`: its group's. `ended`: its run is over. */
+export function fateSentence(fate: string, kind: string, ended: boolean): string {
+  if (fate === 'pending') return PENDING[kind]?.[ended ? 1 : 0] ?? fate
   if (!fate.startsWith('dropped')) return FATES[fate] ?? fate
   const cause = fate.replace(/^dropped:?\s*/, '')
   return `It was not trained on${CAUSES[cause] ?? `: ${cause || 'no reason was recorded'}`}.`
 }
 
-/** How many of a group's planned roll-outs there are. The copy of a pooled success is none. */
-export function rollouts(planned: number, members: readonly Pick<Member, 'row'>[]): string {
+/** How many of a group's planned roll-outs there are. The copy of a pooled success is none. `closed`: no more come. */
+export function rollouts(planned: number, members: readonly Pick<Member, 'row'>[], closed: boolean): string {
   const copies = members.filter((member) => member.row.pooled_from).length
-  return `${members.length - copies} of ${planned} roll-outs${copies ? `, and ${count(copies, 'pooled success', 'pooled successes')}` : ''}`
+  const missing = closed ? planned - (members.length - copies) : 0
+  const never = missing > 0 ? `, ${number(missing)} never finished` : ''
+  return `${members.length - copies} of ${planned} roll-outs${never}${copies ? `, and ${count(copies, 'pooled success', 'pooled successes')}` : ''}`
 }
 
 const ENDINGS: Record<string, string> = {
