@@ -8,7 +8,7 @@ import pytest
 
 from dart.core.fleet.health import MOST_REST_SECONDS, QUARANTINE_PRICE, Condition, Health
 from dart.core.fleet.invariants import validate
-from dart.core.fleet.replica import Replica, Request
+from dart.core.fleet.replica import LOOK_AHEAD, Replica, Request
 from dart.core.fleet.replicas import AFFINITY_SLACK, Replicas
 from dart.core.usage import ReplicaState
 
@@ -60,6 +60,27 @@ def test_capacity_then_affinity_then_version() -> None:
     assert [take(replicas), take(replicas)] == ["a", None]
     replicas.pause(the(replicas, "a"), 0.0)
     assert take(replicas, "a") is None
+
+
+def test_a_queued_request_is_preferred_where_its_prefix_is_but_not_for_ever() -> None:
+    replicas = made("a", "b", slots=1)
+    busy = {name: Request[None](name) for name in "ab"}
+    for request in busy.values():
+        assert replicas.take(request, 0.0)
+    first = Request[None]("a")
+    replicas.wait(first)
+    for turn in range(LOOK_AHEAD):
+        behind = Request[None]("b")
+        replicas.wait(behind)
+        replicas.served(busy["b"], 0.0)
+        assert replicas.grants(0.0) == [behind] and behind.replica is the(replicas, "b"), turn
+        busy["b"] = behind
+    replicas.wait(Request("b"))
+    replicas.served(busy["b"], 0.0)
+    assert replicas.grants(0.0) == [first], "it has waited for long enough"
+    replicas.served(busy["a"], 0.0)
+    (last,) = replicas.grants(0.0)
+    assert last.replica is the(replicas, "a"), "room is not left empty for want of a prefix"
 
 
 def test_a_retry_goes_to_another_replica_even_if_it_has_to_wait() -> None:

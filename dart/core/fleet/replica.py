@@ -1,9 +1,10 @@
-"""The records behind `dart.core.fleet.replicas`: a replica, a request, and the offers of replicas to requests."""
+"""The records behind `dart.core.fleet.replicas`: a replica, a request, offers of replicas, and whose turn it is."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -11,6 +12,10 @@ from dart.core.fleet.health import Condition, Health
 from dart.core.usage import ReplicaState
 
 S = TypeVar("S")
+
+LOOK_AHEAD = 16
+"""How many queued requests are looked through for one whose prefix is where there is room, and how often the first of
+them is passed over."""
 
 
 @dataclass(slots=True, eq=False)
@@ -143,6 +148,28 @@ class Request(Generic[S]):
     """The time from which it may go to a replica that is not healthy."""
     probe: bool = False
     """Its replica was not healthy when it was given the request."""
+    passed_over: int = 0
+    """How often a request behind it in the queue was preferred."""
 
     def __init__(self, affinity: str | None = None) -> None:
         self.affinity = affinity
+
+
+def offer_with_prefix(request: Request[S], replicas: Mapping[str, Replica[S]]) -> Offer[S] | None:
+    """The offer of the replica that has the request's prefix; None if it has no room, or there is none."""
+    replica = None if request.affinity is None else replicas.get(request.affinity)
+    return None if replica is None else replica.offer
+
+
+def next_in_line(line: Iterable[Request[S]], replicas: Mapping[str, Replica[S]]) -> Request[S]:
+    """The first of LOOK_AHEAD queued requests whose prefix is with a replica that has room, or simply the first.
+
+    Where all replicas are full, the one that gets room next is seldom the one with the first request's prefix.
+    """
+    first, *others = itertools.islice(line, LOOK_AHEAD)
+    if first.passed_over < LOOK_AHEAD and offer_with_prefix(first, replicas) is None:
+        for request in others:
+            if offer_with_prefix(request, replicas) is not None:
+                first.passed_over += 1
+                return request
+    return first

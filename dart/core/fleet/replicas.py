@@ -2,8 +2,8 @@
 
 *Who takes this request?* `take`: capacity first, then the replica that served the trajectory's last turn (its prefix
 cache is warm), then the least busy one, and among equals the newest version. A request that finds none queues (`wait`)
-until `grants` gives it one; one that has failed tries another replica first. A quarantined replica (`fleet.health`)
-gets only probes, unless no healthy one is left.
+until `grants` gives it one, in their order, but for one whose prefix is where there is room; one that has failed tries
+another replica first. A quarantined replica (`fleet.health`) gets only probes, unless no healthy one is left.
 
 *Who is updated next?* Every `every_updates`-th version that the trainer stages is published: from then on replicas with
 older ones are to be updated. `next_update`: at most `max_unavailable` at once, the oldest version first, straight to
@@ -25,7 +25,7 @@ from collections.abc import Set as AbstractSet
 from typing import Generic
 
 from dart.core.fleet.health import FIRST_BREAK_SECONDS, Condition, Health
-from dart.core.fleet.replica import Offers, Replica, Request, S
+from dart.core.fleet.replica import Offers, Replica, Request, S, next_in_line, offer_with_prefix
 from dart.core.usage import Ledger, ReplicaState
 
 AFFINITY_SLACK = 2
@@ -155,10 +155,9 @@ class Replicas(Generic[S]):
         if best is None:
             return None if self._any_hope() else self._least_bad(request, now)
         chosen = best[2]
-        if request.affinity is not None:
-            preferred = self._replicas.get(request.affinity)
-            if preferred is not None and preferred.offer and preferred.offer[0] <= best[0] + AFFINITY_SLACK:
-                chosen = preferred
+        warm = offer_with_prefix(request, self._replicas)
+        if warm is not None and warm[0] <= best[0] + AFFINITY_SLACK:
+            chosen = warm[2]
         request.replica, request.probe = chosen, False
         chosen.busy += 1
         if chosen.busy == 1:
@@ -235,7 +234,7 @@ class Replicas(Generic[S]):
                 del self._retry_line[request]
                 granted.append(request)
         while self._line:
-            request = next(iter(self._line))
+            request = next_in_line(self._line, self._replicas)
             if not self.take(request, now):
                 break
             del self._line[request]
