@@ -161,7 +161,7 @@ async def test_the_former_group_of_a_replica_is_left(role: TrainRole, monkeypatc
         def close(self) -> None:
             closed.append(self.name)
 
-    monkeypatch.setattr("dart.workers.train.senders.make_sender", lambda transport, seconds: Quiet())
+    monkeypatch.setattr("dart.workers.train.senders.make_sender", lambda *_: Quiet())
     for name in ("gpu-0-1", "gpu-1-2", "gpu-0-3", "gpu-0-3", "gpu-1-4"):
         await role.handle(pb.SendWeights(version=0, group=transfer_group(name)))
     assert closed == ["gpu-0-1", "gpu-1-2"]
