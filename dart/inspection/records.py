@@ -318,15 +318,14 @@ class GroupDetail:
 @dataclass(frozen=True, slots=True)
 class TaskRow:
     """A task in the table. Numbers are of training roll-outs without pooled copies; in a run without training, of its
-    evaluation, as are those of a task that only an evaluation has, on its own page."""
+    evaluation, as are those of a task that only an evaluation has. Success is None where only successes are stored."""
 
     suite: str
     name: str
     trajectories: int
     successes: int | None
-    """None in a collection, which stores nothing but successes."""
     recent_success: float | None
-    """The success rate of its last 32 trajectories; None in a collection."""
+    """The success rate of its last 32 trajectories."""
     mean_steps: float | None
     rollouts: int | None
     """The number of roll-outs that its last group was planned with."""

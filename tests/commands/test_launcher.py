@@ -155,21 +155,6 @@ async def test_why_it_fails_is_told_before_the_others_are_ended(tmp_path: Path) 
     assert alive and why.startswith("env-0 ended 4 times in a row")
 
 
-async def test_the_others_are_ended_whole_although_the_run_fails_meanwhile(tmp_path: Path) -> None:
-    """New processes that resume the run must not meet them."""
-    there, failed = tmp_path / "there", asyncio.Event()
-    slow = Child("env-0", [sys.executable, "-c", SLOW, str(there), "0.5"], goodbye_seconds=60)
-    train = Child("train", [sys.executable, "-c", WAITS, str(there)], restart=False)
-    made = Launcher([slow, train], tmp_path / "logs", failed=lambda _: failed.set())
-    running = asyncio.create_task(made.run())
-    await failed.wait()
-    await asyncio.sleep(0)
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
-    assert there.read_text() == "gave all back"
-
-
 async def test_wrong_input_of_one_that_has_worked_is_a_failure_like_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -418,16 +403,6 @@ sys.stdin.read()
 time.sleep(float(sys.argv[2]))
 Path(sys.argv[1]).write_text("gave all back")
 """
-
-
-WAITS = """
-import sys, time
-from pathlib import Path
-while not Path(sys.argv[1]).exists():
-    time.sleep(0.02)
-sys.exit(3)
-"""
-"""Ends once the file is there."""
 
 
 @pytest.mark.parametrize(("takes", "may_take", "left"), [(0.5, 30.0, "gave all back"), (30.0, 0.1, "there")])

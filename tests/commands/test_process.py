@@ -1,5 +1,6 @@
-"""Which signals end a process in order, and when a run is resumed whose processes have failed."""
+"""Which signals end a process in order, when a run is resumed whose processes have failed, and what a worker reads."""
 
+import asyncio
 import signal
 import subprocess
 import sys
@@ -7,15 +8,21 @@ import time
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from dart import manifest
+from dart.cli import main
 from dart.commands import train
 from dart.commands.running import JobRun
+from dart.commands.worker import _dial_of_run
 from dart.config import load
 from dart.errors import ProcessLost, UserError
 from dart.job import Train
+from dart.processes.launcher import Child, Launcher
+from dart.processes.secrets import AUTHORITY, token_file
 from dart.processes.settings import ending_signals
 from dart.rundir import RunDirectory
+from dart.wire.channel import TOKEN_ENVIRONMENT, _authority
 
 MINIWOB = Path(__file__).parents[2] / "configs" / "miniwob_cpu.yaml"
 
@@ -112,3 +119,70 @@ def test_other_failures_and_runs_with_workers_from_elsewhere_are_not_resumed(
         _runs(tmp_path, monkeypatch, [UserError("the disk is full")])
     with pytest.raises(ProcessLost):
         _runs(tmp_path, monkeypatch, [ProcessLost("the trainer is gone")], local=False)
+
+
+SLOW = """
+import sys, time
+from pathlib import Path
+sys.stdin.read()
+time.sleep(0.5)
+Path(sys.argv[1]).write_text("gave all back")
+"""
+FAILS = "import sys, time; time.sleep(1.0); sys.exit(3)"
+
+
+async def test_the_others_are_ended_whole_although_the_run_fails_meanwhile(tmp_path: Path) -> None:
+    """New processes that resume the run must not meet them."""
+    there, failed = tmp_path / "there", asyncio.Event()
+    slow = Child("env-0", [sys.executable, "-c", SLOW, str(there)], goodbye_seconds=60)
+    ends = Child("train", [sys.executable, "-c", FAILS], restart=False)
+    running = asyncio.create_task(Launcher([slow, ends], tmp_path / "logs", failed=lambda _: failed.set()).run())
+    await failed.wait()
+    await asyncio.sleep(0)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert there.read_text() == "gave all back"
+
+
+# ---- what `dart worker --run` takes from the run's directory, and what from its user ----
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    run = RunDirectory(tmp_path)
+    run.secrets.mkdir()
+    run.tell_address("127.0.0.1:50051")
+    return run
+
+
+def test_the_users_token_comes_first_and_needs_no_files(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TOKEN_ENVIRONMENT, "mine")
+    dial = _dial_of_run("env", run.path, (None, None, None))
+    assert (dial.token, dial.tls_ca) == ("mine", None)
+
+
+def test_otherwise_the_runs_own_are_used(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TOKEN_ENVIRONMENT, "")  # so that what is set here does not stay
+    monkeypatch.delenv(TOKEN_ENVIRONMENT)
+    token_file(run.secrets, "env").write_text("theirs")
+    (run.secrets / AUTHORITY).write_text("authority")
+    dial = _dial_of_run("env", run.path, (None, None, None))
+    assert (dial.token, dial.tls_ca) == ("theirs", run.secrets / AUTHORITY)
+
+
+def test_a_finished_run_needs_no_worker(run: RunDirectory) -> None:
+    run.summary.write_text("{}")
+    result = CliRunner().invoke(main, ["worker", "--role", "env", "--run", str(run.path)])
+    assert result.exit_code == 0 and "is finished" in result.output
+
+
+def test_an_authority_that_was_read_once_outlives_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "ca.crt"
+    with pytest.raises(UserError, match="--tls-ca"):
+        _authority(file)
+    for content in (b"first", b"renewed"):
+        file.write_bytes(content)
+        assert _authority(file) == content
+    file.unlink()
+    assert _authority(file) == b"renewed"

@@ -14,6 +14,7 @@ from dart import config
 from dart.coordinator.fleet import server as server_module
 from dart.coordinator.fleet.sessions import Fleet, Worker
 from dart.wire import worker as worker_module
+from dart.wire.channel import Dial
 from dart.wire.stream import Call, Stream
 from dart.wire.worker import WorkerOptions, serve
 
@@ -85,3 +86,22 @@ async def test_no_worker_ends_and_every_command_is_carried_out_once(seed: int, m
     assert calls.answered > 100 and calls.given_up > 0
     assert sum(role.twice for role in roles) == 0
     assert sum(role.overtaken for role in roles) == 0, "nothing overtook a command of the same episode"
+
+
+async def test_a_worker_dials_for_as_long_as_its_coordinator_remembers_it() -> None:
+    settings = config.Server(heartbeat_seconds=0.2, lost_after_seconds=30.0)
+    fleet, ready = Fleet(settings.lost_after_seconds), asyncio.Queue[Worker]()
+    fleet.on_ready.append(ready.put_nowait)
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+        async with served(fleet, settings) as server:
+            port = server.port
+            options = WorkerOptions(Dial(f"127.0.0.1:{port}", None), "w", connect_seconds=0.5)
+            serving = tasks.create_task(serve(Counting(1), options, asyncio.Event()))
+            worker = await ready.get()
+        await asyncio.sleep(2.0)
+        assert not serving.done()
+        async with served(fleet, settings.model_copy(update={"port": port})):
+            while not worker.epoch > 1:
+                await asyncio.sleep(0.02)
+            fleet.say_goodbye("over")
+            assert await serving == "over"

@@ -311,22 +311,6 @@ async def test_a_worker_may_wait_longer_for_its_first_coordinator() -> None:
         assert await serving == "over"
 
 
-async def test_a_worker_dials_for_as_long_as_its_coordinator_remembers_it() -> None:
-    async with rig(lost_after_seconds=30.0) as r, asyncio.TaskGroup() as tasks:
-        serving = tasks.create_task(r.work(seconds=0.5))
-        worker, port = await r.ready.get(), r.server.port
-        await r.server.stop()
-        await asyncio.sleep(2.0)
-        assert not serving.done()
-        r.server = Server(config.Server(**(r.settings.model_dump() | {"port": port})))
-        await r.start()
-        async with asyncio.timeout(30):
-            while not worker.epoch > 1:
-                await asyncio.sleep(0.02)
-        r.fleet.say_goodbye("over")
-        assert await serving == "over"
-
-
 async def test_port_in_use_is_named() -> None:
     async with rig() as r:
         other = Server(config.Server(port=r.server.port))
