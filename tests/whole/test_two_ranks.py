@@ -24,7 +24,7 @@ def test_two_ranks_train_then_one_continues(tmp_path: Path) -> None:
     from transformers import AutoModelForImageTextToText
 
     told = train(tmp_path, [*SETTINGS, "trainer.ranks=2", "stop.updates=1000"], kill_rank_at=2, interrupt_at=4)
-    assert "the run is resumed from its last checkpoint (attempt 1 of 3" in told
+    assert "the run is resumed after 2 s (attempt 1 of 3" in told
     (run,) = (tmp_path / "runs").iterdir()
     before = updates(tmp_path)
 
