@@ -404,9 +404,9 @@ class Run:
         first = first_of(error)
         plain = isinstance(first, UserError | asyncio.CancelledError)
         with contextlib.suppress(OSError):
+            if isinstance(first, ProcessLost):
+                self._training.lost(first.why)
             self.journal.event("failed", why=str(first) if plain else f"{type(first).__name__}: {first}")
-        if isinstance(first, ProcessLost):
-            self._training.lost(first.why)
         await self._end(RunState.FAILED, save=isinstance(first, Stalled) and self.ranks.idle)
 
     async def _end(self, state: RunState, *, save: bool) -> None:

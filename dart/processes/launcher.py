@@ -20,9 +20,10 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeVar
 
 from dart.config import Config
 from dart.core.fleet.restarts import LASTING_SECONDS, MOST_RESTARTS, pause_seconds
@@ -31,6 +32,8 @@ from dart.job import Job, Train
 from dart.processes.gpus import gpus_here, place
 from dart.processes.logs import bound, last_line
 from dart.wire.channel import TOKEN_ENVIRONMENT, read_token
+
+T = TypeVar("T")
 
 GOODBYE_SECONDS = 5.0
 MORE_SECONDS = 5.0
@@ -140,12 +143,7 @@ class Launcher:
             self._failed(error)
             raise
         finally:
-            ending = asyncio.ensure_future(self._end_all())
-            try:
-                await asyncio.shield(ending)
-            except asyncio.CancelledError:  # the work has failed meanwhile: new processes must not meet these
-                await ending
-                raise
+            await _whole(self._end_all())  # although the work may fail meanwhile: new processes must not meet these
 
     async def _bound_logs(self) -> None:
         while self._most_log_bytes is not None:
@@ -200,16 +198,8 @@ class Launcher:
         return f"ended with code {code}: {_last_words(log)}: see {log}"
 
     async def _run_once(self, child: Child) -> int:
-        # Cancelled in the middle, asyncio would kill the child and leave what the child has started: so it is started
-        # whole, and awaited here whatever happens.
-        starting = asyncio.create_task(self._started(child))
-        try:
-            process = await asyncio.shield(starting)
-        except asyncio.CancelledError:  # the run ends at this moment, and the child with it
-            with contextlib.suppress(OSError):  # it could not be started at all
-                self._processes[child.name] = await starting
-            raise
-        self._processes[child.name] = process
+        # Cancelled in the middle, asyncio would kill the child and leave what the child has started.
+        process = await _whole(self._started(child))
         code = await process.wait()
         await _end_groups({process.pid})  # an engine that is left would keep the memory that the next one needs
         del self._processes[child.name]  # its number may soon be another process's
@@ -217,7 +207,7 @@ class Launcher:
 
     async def _started(self, child: Child) -> asyncio.subprocess.Process:
         with self._log(child).open("ab") as log:
-            return await asyncio.create_subprocess_exec(
+            process = await asyncio.create_subprocess_exec(
                 *child.command,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=log,
@@ -226,6 +216,8 @@ class Launcher:
                 pass_fds=child.descriptors,
                 env={**os.environ, **child.environment},
             )
+        self._processes[child.name] = process
+        return process
 
     async def _end_all(self) -> None:
         """The workers have been sent Bye: wait, then end what is left of each process group."""
@@ -271,6 +263,16 @@ class Launcher:
                 log.write(f"-- {child.name} {text}\n")
         except OSError as error:
             LOG.warning("%s %s, which its log does not say: %s", child.name, text, error)
+
+
+async def _whole(work: Coroutine[Any, Any, T]) -> T:
+    """Await it to its end, also if this is cancelled meanwhile; that is raised afterwards."""
+    task = asyncio.create_task(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.gather(task, return_exceptions=True)
+        raise
 
 
 async def _end_groups(groups: set[int]) -> None:

@@ -254,12 +254,12 @@ class Training:
                 continue
             await self._database.drop_checkpoint(old.path)
             failpoint("checkpoint-dropped")
-            await asyncio.to_thread(shutil.rmtree, self._checkpoints / name)
+            await asyncio.to_thread(shutil.rmtree, self._checkpoints / name, ignore_errors=True)
         # Of a save that was given up too early, or of a process that was killed before it recorded or removed one.
         recorded = {Path(one.path).name for one in kept} | {loaded} | self._abandoned
         for folder in sorted(self._checkpoints.glob("v??????")):
             if folder.name not in recorded and folder.name < f"v{self._saved or 0:06d}":
-                await asyncio.to_thread(shutil.rmtree, folder)
+                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
     async def restore(self) -> None:
         """Load the counters of the earlier process that this one resumes, before anybody asks for them."""

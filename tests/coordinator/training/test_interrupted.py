@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -276,13 +277,18 @@ async def test_a_checkpoint_that_is_being_copied_is_removed_only_afterwards(
     assert not events(run.metrics, "checkpoint_upload_failed")
 
 
-async def test_a_lower_keep_makes_room_before_the_next_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A save that finds no room is refused, and would never get to remove the old ones."""
+@pytest.mark.parametrize("gone", [False, True])
+async def test_a_lower_keep_makes_room_before_the_next_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, gone: bool
+) -> None:
+    """A save that finds no room is refused, and would never get to remove the old ones. `gone`: a person has."""
     monkeypatch.setattr(Slow, "interrupted", False)
     trainer = killed_run.Trainer
     monkeypatch.setattr(killed_run, "Trainer", Slow)
     run, _ = await interrupted(tmp_path, 4)
-    assert len(list(run.checkpoints.iterdir())) == 2
+    older, _ = sorted(run.checkpoints.iterdir())
+    if gone:
+        shutil.rmtree(older)
     config, there = killed_run.settings(8), list[list[str]]()
     lower = config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update={"keep": 1})})
     monkeypatch.setattr(killed_run, "settings", lambda *_: lower)
