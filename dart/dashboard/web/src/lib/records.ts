@@ -445,7 +445,7 @@ export interface TaskDetail {
 }
 /**
  * A task in the table. Numbers are of training roll-outs without pooled copies; in a run without training, of its
- * evaluation, as are those of a task that only an evaluation has, on its own page.
+ * evaluation, as are those of a task that only an evaluation has. Success is None where only successes are stored.
  */
 export interface TaskRow {
   suite: string
