@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from fleet_samples import transfer_broke
 
 from dart.core.fleet.health import MOST_REST_SECONDS, QUARANTINE_PRICE, Condition, Health
 from dart.core.fleet.invariants import validate
@@ -173,7 +174,7 @@ def test_a_good_replica_that_is_being_updated_is_waited_for() -> None:
     good, _ = replicas.next_update() or pytest.fail("both are updated")
     replicas.pause(good, 0.0)
     assert take(replicas) is None
-    replicas.update_failed(good, 0.0)
+    transfer_broke(replicas, good)
     assert take(replicas) == "bad", "its transfer broke: who knows for how long"
 
 
@@ -247,11 +248,11 @@ def test_updates_roll_one_at_a_time_and_skip_to_the_newest() -> None:
     replicas.staged(2, 0.0)
     replicas.updated(a, 1, 0.0)
     assert replicas.next_update() == (b, 2), "the oldest first, straight to the newest"
-    replicas.update_failed(b, 0.0)
+    transfer_broke(replicas, b)
     assert replicas.next_update() == (a, 2), "one that fails holds nobody else up"
     replicas.updated(a, 2, 0.0)
     assert replicas.next_update() == (b, 2)
-    replicas.update_failed(b, 0.0)
+    transfer_broke(replicas, b)
     replicas.staged(3, 0.0)
     assert replicas.next_update() == (a, 3)
     replicas.updated(a, 3, 0.0)
@@ -271,7 +272,7 @@ def test_a_trainer_that_sends_to_nobody_does_not_take_all_replicas_out_of_servic
         chosen, _ = replicas.next_update() or pytest.fail("nobody has the version")
         tried.append(chosen.name)
         replicas.pause(chosen, 0.0)
-        replicas.update_failed(chosen, 0.0)
+        transfer_broke(replicas, chosen)
     assert tried == ["a", "b", "a", "b", "a", "b"], "c and d serve with the old version"
     chosen, _ = replicas.next_update() or pytest.fail("a is tried again")
     replicas.updated(chosen, 1, 0.0)
@@ -285,7 +286,7 @@ def test_transfers_that_break_take_turns() -> None:
     order = []
     for _ in range(4):
         chosen, _ = replicas.next_update() or pytest.fail("nobody has the version")
-        replicas.update_failed(chosen, 0.0)
+        transfer_broke(replicas, chosen)
         order.append(chosen.name)
     assert order == ["a", "b", "a", "b"]
 

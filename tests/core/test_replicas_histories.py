@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dart.core.fleet.health import Condition
+from dart.core.fleet.health import RETURN_SECONDS, Condition
 from dart.core.fleet.invariants import validate
 from dart.core.fleet.replica import Replica, Request
 from dart.core.fleet.replicas import Replicas
@@ -127,13 +127,21 @@ class Life:
                 held[id(request.replica)] += 1
         assert all(replica.busy == held[id(replica)] for replica in self.replicas)
 
+    def next_update(self) -> tuple[Replica[None], int] | None:
+        """At once, or when lost replicas are not expected back any more."""
+        if (chosen := self.replicas.next_update()) is None:
+            self.now += RETURN_SECONDS
+            self.replicas.time_passed(self.now)
+            chosen = self.replicas.next_update()
+        return chosen
+
     def finish(self) -> None:
         """All updates succeed and every request is served, however bad the replicas were."""
         while self.resting:
             self.event("rested", 0)
         while self.transfers:
             self.event("update", 0)
-        while chosen := self.replicas.next_update():
+        while chosen := self.next_update():
             self.replicas.updated(*chosen, self.now)
         assert self.replicas.settled
         assert all(replica.serving or replica.excluded for replica in self.replicas), "none is left out for good"

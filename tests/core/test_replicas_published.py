@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fleet_samples import transfer_broke
+
 from dart.core.fleet.invariants import validate
 from dart.core.fleet.replica import Replica
 from dart.core.fleet.replicas import Replicas
@@ -110,12 +112,10 @@ def test_a_replica_that_cannot_be_sent_weights_stops_sampling_what_would_be_drop
         replicas.staged(version, 0.0)
         while (chosen := replicas.next_update()) and chosen[0] is a:
             replicas.updated(*chosen, 0.0)
-        replicas.update_broke(b)
-        replicas.update_failed(b, 0.0)
+        transfer_broke(replicas, b)
         assert b.serving, "what it samples can be trained on"
     replicas.staged(3, 0.0)
-    replicas.update_broke(b)
-    replicas.update_failed(b, 0.0)
+    transfer_broke(replicas, b)
     assert a.serving and not b.serving
     replicas.updated(b, 3, 0.0)
     assert b.serving
@@ -162,3 +162,37 @@ def test_a_trainer_that_sends_to_nobody_leaves_some_in_service() -> None:
             validate(replicas)
         replicas.update_failed(resting.pop(0), 0.0)
     assert out == {"a", "b"}, "c and d serve with the old version"
+
+
+def test_a_trainer_whose_transfers_end_engines_leaves_some_in_service() -> None:
+    """Over NCCL the engine of a broken transfer ends, and its replica comes back minutes later."""
+    replicas, _ = made("a", "b", "c", "d")
+    replicas.staged(1, 0.0)
+    for _ in range(2):
+        replica, _version = replicas.next_update() or (None, 0)
+        assert replica is not None
+        replicas.pause(replica, 0.0)
+        replicas.leave(replica, 0.0, for_good=False)
+        assert replicas.update_broke(replica) > 0
+        replicas.update_failed(replica, 0.0)
+        validate(replicas)
+    assert [one.name for one in replicas if one.serving] == ["c", "d"] and replicas.next_update() is None
+    again = replicas.join("a", 4, 0, None, 100.0)
+    assert replicas.next_update() == (again, 1), "it is out of service anyway"
+    assert replicas.next_update() is None
+    replicas.leave(again, 110.0, for_good=False)
+    replicas.update_broke(again)
+    assert replicas.next_update() is None
+    assert replicas.next_alarm(110.0) == 300.0
+    replicas.time_passed(300.0)
+    assert replicas.next_update() is not None, "b is lost for good, so a may be at fault itself"
+    validate(replicas)
+
+
+def test_a_break_of_an_instance_that_was_replaced_is_not_held_against_the_new_one() -> None:
+    replicas, (a,) = made("a")
+    replicas.staged(1, 0.0)
+    assert replicas.next_update() == (a, 1)
+    replicas.leave(a, 0.0, for_good=False)
+    again = replicas.join("a", 4, 0, None, 1.0)
+    assert replicas.update_broke(a) == 0.0 and again.health.breaks == 0

@@ -14,12 +14,20 @@ from dart.coordinator.fleet.replicas import RolloutPool
 from dart.coordinator.fleet.server import CoordinatorService, Server
 from dart.coordinator.fleet.sessions import Fleet, Worker
 from dart.core.action import Click, Point
+from dart.core.fleet.replica import Replica, S
+from dart.core.fleet.replicas import Replicas
 from dart.core.types import Image, Observation
 from dart.screenshots.stored import StoredScreenshots
 from dart.store.blobs import BlobStore
 from dart.v1 import control_pb2_grpc
 from dart.v1 import session_pb2 as pb
 from dart.wire.convert import action_to_proto, observation_to_proto
+
+
+def transfer_broke(replicas: Replicas[S], replica: Replica[S]) -> None:
+    """A transfer of weights to it broke, and its rest is over."""
+    replicas.update_broke(replica)
+    replicas.update_failed(replica, 0.0)
 
 
 def screen(text: str = "") -> Image:

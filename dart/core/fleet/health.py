@@ -22,6 +22,10 @@ FORGIVE_SECONDS = 10.0
 FIRST_REST_SECONDS, MOST_REST_SECONDS = 1.0, 60.0
 FIRST_BREAK_SECONDS, MOST_BREAK_SECONDS = 0.5, 60.0
 """How long a replica rests after a transfer of weights to it that broke; twice as long each time."""
+REMEMBERED = 256
+"""The health of this many lost replicas is remembered, in case they come back."""
+RETURN_SECONDS = 300.0
+"""How long a lost replica is expected back: one that ended over a transfer may need minutes to load its model again."""
 
 
 class Condition(StrEnum):
@@ -47,6 +51,8 @@ class Health:
     """In the replica's own words."""
     breaks: int = 0
     """Transfers of weights to it that broke, one after the other."""
+    broken: int = -1
+    """The newest version whose transfer to it broke."""
 
     def served(self, probe: bool, now: float) -> bool:
         """A request was served. Returns True if that ended the quarantine.
@@ -72,9 +78,9 @@ class Health:
         elif self.condition is Condition.PROBING:
             self._quarantine(now)
 
-    def broke(self) -> float:
-        """A transfer of weights to it broke. Returns how long it rests before the next one, in seconds."""
-        self.breaks += 1
+    def broke(self, version: int) -> float:
+        """The transfer of a version to it broke. Returns how long it rests before the next one, in seconds."""
+        self.breaks, self.broken = self.breaks + 1, version
         return min(MOST_BREAK_SECONDS, FIRST_BREAK_SECONDS * 2.0 ** min(self.breaks - 1, 10))
 
     def _quarantine(self, now: float) -> None:
@@ -95,3 +101,43 @@ class Health:
                 self.until = now + FORGIVE_SECONDS
             else:
                 self.quarantines = 0
+
+
+class Lost:
+    """The health of replicas that ended without a goodbye, by name: they may come back."""
+
+    def __init__(self) -> None:
+        self._healths: dict[str, Health] = {}
+        self._until: dict[str, float] = {}
+        """Until when those that may be starting again are expected back."""
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._healths
+
+    @property
+    def expected(self) -> list[Health]:
+        """Of those that were lost in the last RETURN_SECONDS."""
+        return [self._healths[name] for name in self._until]
+
+    def left(self, name: str, health: Health, now: float) -> None:
+        self._healths[name], self._until[name] = health, now + RETURN_SECONDS
+        if len(self._healths) > REMEMBERED:
+            oldest = next(iter(self._healths))
+            del self._healths[oldest]
+            self._until.pop(oldest, None)
+
+    def back(self, name: str, now: float) -> Health:
+        """The health with which a replica joins: what it left with, or a new one."""
+        self._until.pop(name, None)
+        health = self._healths.pop(name, None) or Health()
+        health.time_passed(now)
+        return health
+
+    @property
+    def next_alarm(self) -> float:
+        """When to call `time_passed`."""
+        return min(self._until.values(), default=math.inf)
+
+    def time_passed(self, now: float) -> None:
+        """Those whose time is over are not expected any more. Their health stays remembered."""
+        self._until = {name: until for name, until in self._until.items() if until > now}

@@ -36,8 +36,6 @@ class Replica(Generic[S]):
     """How many of those are probes, which show whether it works again."""
     target: int | None = None
     """The version that is being sent to it."""
-    broken: int = -1
-    """The newest version whose transfer to it broke."""
     resting: bool = False
     """A transfer to it broke a moment ago. It keeps its `target` until it is tried again."""
     excluded: bool = False

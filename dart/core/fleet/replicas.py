@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 from typing import Generic
 
-from dart.core.fleet.health import FIRST_BREAK_SECONDS, Condition, Health
+from dart.core.fleet.health import FIRST_BREAK_SECONDS, Condition, Lost
 from dart.core.fleet.replica import Offers, Replica, Request, S, next_in_line, offer_with_prefix
 from dart.core.usage import Ledger, ReplicaState
 
@@ -32,8 +32,6 @@ AFFINITY_SLACK = 2
 """How many requests busier than the least busy replica the one with the trajectory's prefix may be."""
 FIRST_RETRY_SECONDS, MOST_RETRY_SECONDS = 0.25, 2.0
 """How long a request that has failed waits before it goes to a replica that is not healthy."""
-REMEMBERED = 256
-"""The health of this many departed replicas is remembered, in case they come back."""
 
 
 class Replicas(Generic[S]):
@@ -60,7 +58,7 @@ class Replicas(Generic[S]):
         self._line: dict[Request[S], None] = {}
         self._retry_line: dict[Request[S], None] = {}
         """Requests that have failed, which come before those in `_line`."""
-        self._remembered: dict[str, Health] = {}
+        self._lost = Lost()
 
     # ---- facts ----
 
@@ -114,9 +112,7 @@ class Replicas(Generic[S]):
             self.usage.left(name, now)
         number = next(self._numbers)
         replica = Replica(name, slots, version, session, number, serving=version >= self.version, turn=number)
-        if (health := self._remembered.pop(name, None)) is not None:
-            replica.health = health
-            health.time_passed(now)
+        replica.health = self._lost.back(name, now)
         self._replicas[name] = replica
         replica.booked = replica.doing
         self.usage.joined(name, replica.booked, 1, now)
@@ -274,7 +270,7 @@ class Replicas(Generic[S]):
                 behind = [one for one in behind if bool(one.health.breaks) is not broke]
         if not (behind := self._updatable(behind)):
             return None
-        replica = min(behind, key=lambda one: (max(one.version, one.broken), one.turn))
+        replica = min(behind, key=lambda one: (max(one.version, one.health.broken), one.turn))
         return replica, self.retarget(replica)
 
     def retarget(self, replica: Replica[S]) -> int:
@@ -285,7 +281,8 @@ class Replicas(Generic[S]):
     def _updatable(self, behind: list[Replica[S]]) -> list[Replica[S]]:
         """Those that may be updated now: only those out of service anyway, where the newest version has broken on its
         way to more than `max_unavailable`, and nobody has it. Then the trainer is at fault."""
-        broken = sum(not one.serving and one.broken >= self.version for one in self)
+        out = itertools.chain(self._lost.expected, (one.health for one in self if not one.serving))
+        broken = sum(health.broken >= self.version for health in out)
         nobody = all(one.version < self.version for one in self)
         return [one for one in behind if not one.serving] if nobody and broken > self._max_unavailable else behind
 
@@ -307,10 +304,10 @@ class Replicas(Generic[S]):
 
     def update_broke(self, replica: Replica[S]) -> float:
         """The transfer to the replica broke. Returns how long it is to rest before `update_failed`, in seconds."""
-        if replica.gone:
+        if replica.gone and replica.name not in self._lost:
             return 0.0
-        replica.broken, replica.resting = replica.target or self.newest, True
-        seconds = replica.health.broke()
+        seconds = replica.health.broke(replica.target or self.newest)
+        replica.resting = not replica.gone
         self._changed()
         return FIRST_BREAK_SECONDS if self.together else seconds  # then all others wait with it
 
@@ -318,7 +315,7 @@ class Replicas(Generic[S]):
         """The replica is tried again from now on, after the others."""
         if replica.gone:
             return
-        replica.broken, replica.target, replica.resting = replica.target or self.newest, None, False
+        replica.target, replica.resting = None, False
         replica.turn = next(self._numbers)
         stale = self._max_staleness is not None and self.newest - replica.version > self._max_staleness
         if stale and any(one.capacity and one.version > replica.version for one in self):
@@ -338,7 +335,7 @@ class Replicas(Generic[S]):
         """When to call `time_passed`: a change is due then that nothing else would bring about."""
         healths = (replica.health.until for replica in self)
         retries = (request.earliest for request in self._retry_line if request.earliest > now)
-        return min(itertools.chain(healths, retries), default=math.inf)
+        return min(itertools.chain(healths, retries, [self._lost.next_alarm]), default=math.inf)
 
     def time_passed(self, now: float) -> None:
         """End the rests and forgive the failures that are due, and let requests be tried again."""
@@ -348,6 +345,7 @@ class Replicas(Generic[S]):
             self._refresh(replica, now)
             if replica.health.condition is not before:
                 self._condition_changed(replica)
+        self._lost.time_passed(now)
         self._changed()
 
     # ---- inside ----
@@ -383,7 +381,7 @@ class Replicas(Generic[S]):
         """Whether it is out of the rotation for an update that has gone well so far."""
         if self.together and replica.version >= self.version:
             return True
-        return replica.target is not None and replica.broken <= replica.version and not replica.excluded
+        return replica.target is not None and replica.health.broken <= replica.version and not replica.excluded
 
     def _give(self, request: Request[S], replica: Replica[S], now: float) -> Replica[S]:
         request.replica = replica
@@ -412,9 +410,7 @@ class Replicas(Generic[S]):
     def _remember(self, replica: Replica[S], now: float) -> None:
         """It ended unexpectedly, which counts as a failure if it comes back."""
         replica.health.failed("its session was lost", now)
-        self._remembered[replica.name] = replica.health
-        if len(self._remembered) > REMEMBERED:
-            del self._remembered[next(iter(self._remembered))]
+        self._lost.left(replica.name, replica.health, now)
 
     def _set_serving(self, replica: Replica[S], serving: bool, now: float) -> None:
         replica.serving = serving
