@@ -18,13 +18,13 @@ class UserError(Exception):
 
 
 class ProcessLost(UserError):
-    """What the run needs has ended, or hangs: new processes can continue the run from its last checkpoint.
+    """What the run needs has ended, or hangs: new processes can continue the run from what it has kept.
 
-    `why`: the message without that remedy, for those who apply it themselves.
+    `why`: the message without the remedy, for those who apply it themselves.
     """
 
-    def __init__(self, why: str, *, exit_code: int = USER_ERROR) -> None:
-        super().__init__(f"{why}; all finished work is kept, and --resume continues from it", exit_code=exit_code)
+    def __init__(self, why: str, remedy: str = "", *, exit_code: int = USER_ERROR) -> None:
+        super().__init__(f"{why}; all finished work is kept; {remedy}" if remedy else why, exit_code=exit_code)
         self.why = why
 
 

@@ -103,8 +103,7 @@ async def _live(folder: Path, hours: float, environments: int, replicas: int, se
     async with await Database.open(sqlite_url(directory.database), directory.blobs) as database:
         await database.start_run(directory.name, "growth", {}, started=virtual_time.START)
         run = Run(settings, directory, database, Train(), Start())
-        trainer = SimulatedTrainer(run.fleet, Timings())
-        trainer.checkpoints = True
+        SimulatedTrainer(run.fleet, Timings())
         for number in range(replicas):
             SimulatedReplica(run.fleet, f"rollout-{number}", Timings(), seed)
         for number in range(environments // SLOTS):

@@ -156,7 +156,7 @@ def _workers(links: Mutants, run: Run, seed: int, version: int, *, trains: bool)
     names = list(run.config.environment.tasks.names)
     if trains:
         trainer = SimulatedTrainer(links, TIMINGS, version)
-        trainer.checkpoints, trainer.saving_seconds = True, 2.0
+        trainer.saving_seconds = 2.0
     for prefix, replicas, envs in (("", HONEST_REPLICAS, HONEST_ENVS), (MUTATED, MUTANTS, MUTANTS)):
         for number in range(replicas):
             kind = PausingReplica if number % 2 else CapableReplica

@@ -249,8 +249,6 @@ class SimulatedTrainer(SimulatedWorker):
         self._version = version
         self._links = [0.0] * timings.sync.at_once
         """When each link will have finished sending weights, earliest first."""
-        self.checkpoints = False
-        """Whether checkpoint folders are written, which a resume looks for."""
         self.saving_seconds = 60.0
         self._taken: set[tuple[str, int, int, int]] = set()
         super().__init__(fleet, "train", 1, transfer_host="127.0.0.1")
@@ -285,9 +283,8 @@ class SimulatedTrainer(SimulatedWorker):
         self.answer(command, ends - now, weights_sent=sent)
 
     def save_checkpoint(self, command: pb.SaveCheckpoint) -> None:
-        if self.checkpoints:
-            with manifest.written(Path(command.path)) as folder:
-                (folder / "weights").write_text(str(self._version), encoding="utf-8")
+        with manifest.written(Path(command.path)) as folder:
+            (folder / "weights").write_text(str(self._version), encoding="utf-8")
         self.answer(
             command,
             self.saving_seconds,

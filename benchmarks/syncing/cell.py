@@ -289,11 +289,13 @@ def _pauses_of(seen: Seen, number: int) -> list[Pause]:
 def _parts(seen: Seen, pause: Pause) -> dict[str, float]:
     """A pause as the coordinator saw it, split into the parts that the replica reports.
 
-    `rest` is messages in flight and, if all are updated at once, the wait for the other replicas.
+    `waiting`: until no request is left; the coordinator waits for that before it lets the replica load. `rest` is
+    messages in flight and, if all are updated at once, receiving and the wait for the other replicas.
     """
     version = max(update.version for update in seen.updates if update.published <= pause.out)
     moments = seen.times[pause.replica, version]
-    waiting, transfer = moments["idle"] - moments["stopped"], moments["loaded"] - moments["idle"]
+    _, received = seen.ahead.get((pause.replica, version), (0.0, 0.0))
+    waiting, transfer = moments["idle"] - max(pause.out, received), moments["loaded"] - moments["idle"]
     whole = pause.back - pause.out
     return {
         "pause": whole,

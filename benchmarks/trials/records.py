@@ -84,6 +84,8 @@ class Record(Progress):
     """The code that each of its pieces began with."""
     starts: NotRequired[int]
     """How often training was started; one that had only the evaluation left to do counts, too."""
+    last_update_seconds: NotRequired[float]
+    """Of training, over all pieces, until the last update was made. Not in records of before 2026-11-28."""
     curve: NotRequired[list[list[float]]]
     """In records of before 2026-11-22, which have no episodes: (environment steps, seconds, success, trajectories)."""
     protocol_sha256: NotRequired[str]
@@ -132,7 +134,9 @@ def read(run: RunDirectory) -> dict[str, object]:
     tasks = list(summary["config"]["environment"]["tasks"]["names"])
     episodes = asyncio.run(_episodes(run, tasks))
     kept = {name: summary[name] for name in KEPT if name in summary}
-    starts = asyncio.run(_starts(run))
+    starts, last_update = asyncio.run(_starts(run)), asyncio.run(_last_update(run))
+    if last_update is not None:
+        kept["last_update_seconds"] = round(last_update, 2)
     return {"after": summary["success_after"], "tasks": tasks, "episodes": episodes, "starts": starts, **kept}
 
 
@@ -170,6 +174,13 @@ async def _episodes(run: RunDirectory, tasks: Sequence[str]) -> list[Episode]:
 async def _starts(run: RunDirectory) -> int:
     async with await run.open() as database:
         return len(await _anchors(database, "phase"))
+
+
+async def _last_update(run: RunDirectory) -> float | None:
+    """Seconds of training until the last update; None without an update."""
+    async with await run.open() as database:
+        made = await _anchors(database, "update")
+    return max(made, key=lambda one: one[0])[1] if made else None
 
 
 class Clock:

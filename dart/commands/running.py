@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -25,7 +24,7 @@ from dart.coordinator.sampling.evaluation import settings_of
 from dart.coordinator.start import MOST_UNWRITTEN_EVENTS, Start, starting_point
 from dart.coordinator.summary import Summary, write_json
 from dart.core.json_text import to_json
-from dart.errors import UserError
+from dart.errors import ProcessLost, UserError
 from dart.inspection.condition import go_on
 from dart.job import Job, Train
 from dart.malloc import keep_memory
@@ -33,7 +32,7 @@ from dart.processes.beside import Beside, tracking_child
 from dart.processes.fits import trainer_peak
 from dart.processes.fits import warnings as memory_warnings
 from dart.processes.launcher import Launcher, local_children
-from dart.processes.settings import collect_seldom, ending_signals, watch_parent
+from dart.processes.settings import collect_seldom, interruptible, watch_parent
 from dart.rundir import Guard, RunDirectory
 from dart.store.database import Database
 from dart.store.lock import Hold
@@ -56,6 +55,8 @@ class JobRun:
     """Continue the run in the directory, or begin one if there is none yet."""
     parent_watch: bool = False
     """Interrupt the run when standard input closes."""
+    has_worked: bool = False
+    """The workers have worked in an earlier attempt of this process: what one of them finds wrong now may pass."""
     beside: Callable[[], Beside | None] = lambda: None
     """The dashboard that is started with the run's processes: the same at every call."""
 
@@ -89,21 +90,26 @@ def seed_range(written: str) -> tuple[int, int] | None:
 
 def run_in_loop(wanted: JobRun) -> Summary | None:
     """Run to the end: the summary, or None when the run was interrupted."""
+    with wanted.directory.lock() as hold:
+        return run_held(wanted, hold)
+
+
+def run_held(wanted: JobRun, hold: Hold) -> Summary | None:
+    """As `run_in_loop`, by whoever holds the run."""
     import uvloop
 
     collect_seldom()
     keep_memory()
-    with wanted.directory.lock() as hold:
-        log = RotatingFileHandler(
-            wanted.directory.coordinator_log, maxBytes=wanted.config.retention.log_bytes, backupCount=1
-        )
-        logging.basicConfig(
-            handlers=[log],
-            level=logging.INFO,
-            format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-            force=True,  # a comparison has two runs, each with its own log
-        )
-        return uvloop.run(_run(wanted, hold))
+    log = RotatingFileHandler(
+        wanted.directory.coordinator_log, maxBytes=wanted.config.retention.log_bytes, backupCount=1
+    )
+    logging.basicConfig(
+        handlers=[log],
+        level=logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        force=True,  # a comparison has two runs, each with its own log
+    )
+    return uvloop.run(_run(wanted, hold))
 
 
 async def _run(wanted: JobRun, hold: Hold) -> Summary | None:
@@ -126,21 +132,21 @@ async def _run(wanted: JobRun, hold: Hold) -> Summary | None:
             await database.set_run_state(RunState.FAILED, time.time())
             raise
         loop = asyncio.get_running_loop()
-        for number in ending_signals():
-            loop.add_signal_handler(number, run.interrupt, number == signal.SIGINT)
         if wanted.parent_watch:
             watch_parent(loop, run.interrupt)
 
         from dart.commands.look.view import View
 
+        live, path = not wanted.quiet and sys.stdout.isatty(), wanted.directory.path
         try:
-            live = not wanted.quiet and sys.stdout.isatty()
-            async with View(wanted.directory.path, run.status, live=live):
-                return await run.execute(_launch(wanted, run))
+            with interruptible(loop, run.interrupt):
+                async with View(path, run.status, live=live):
+                    return await run.execute(_launch(wanted, run))
         except Interrupted:
-            path = wanted.directory.path
             click.echo(f"interrupted; all finished work is kept in {path}; {go_on(wanted.job.kind, path)}")
             return None
+        except ProcessLost as error:
+            raise ProcessLost(error.why, go_on(wanted.job.kind, path), exit_code=error.exit_code) from error
 
 
 async def _finished(wanted: JobRun, database: Database) -> Summary | None:
@@ -253,7 +259,10 @@ async def _launch(wanted: JobRun, run: Run) -> None:
         click.echo(f"coordinator listens on {address}; start workers with --coordinator {address}")
     bound = wanted.config.retention.log_bytes
     say = partial(click.echo, err=True)
-    await Launcher(children, wanted.directory.logs, bound, run.hurry, say, run.launcher_failed).run()
+    launcher = Launcher(
+        children, wanted.directory.logs, bound, run.hurry, say, run.launcher_failed, has_worked=wanted.has_worked
+    )
+    await launcher.run()
     await asyncio.Event().wait()
 
 

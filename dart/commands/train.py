@@ -17,18 +17,20 @@ from rich.console import Console
 from rich.table import Table
 
 from dart.commands.evaluate import undone
-from dart.commands.running import JobRun, check_before, run_in_loop
+from dart.commands.running import JobRun, check_before, run_held
 from dart.config import Config, load
 from dart.coordinator.sampling.sources import POOL, SFT, check_sources
 from dart.coordinator.summary import Summary
 from dart.core.evaluation.documents import ByDecoding
-from dart.core.fleet.restarts import MOST_RESTARTS, pause_seconds
+from dart.core.fleet.restarts import LASTING_SECONDS, MOST_RESTARTS, pause_seconds
 from dart.errors import INTERRUPTED, ProcessLost, UserError
+from dart.inspection.condition import go_on
 from dart.job import Train
 from dart.processes import secrets
 from dart.processes.beside import Beside
 from dart.rundir import RunDirectory
 from dart.store.elsewhere.place import check
+from dart.store.lock import Hold
 from dart.wire.channel import listen, listening_host
 
 
@@ -82,7 +84,8 @@ def train(options: TrainOptions) -> None:
         parent_watch=options.parent_watch,
         beside=functools.cache(partial(_dashboard, config, directory)),
     )
-    summary = _to_the_end(wanted)
+    with directory.lock() as hold:  # also between two attempts: nobody else is to take the run up
+        summary = _to_the_end(wanted, hold)
     if summary is None:
         sys.exit(INTERRUPTED)
     from dart.commands.plot import learning_curve
@@ -95,18 +98,19 @@ def train(options: TrainOptions) -> None:
     report(summary, directory.path, picture)
 
 
-def _to_the_end(wanted: JobRun) -> Summary | None:
-    """As `run_in_loop`. With local workers, a run whose trainer was lost, or that hangs, is resumed with new processes,
+def _to_the_end(wanted: JobRun, hold: Hold) -> Summary | None:
+    """As `run_held`. With local workers, a run whose trainer was lost, or that hangs, is resumed with new processes,
     at most MOST_RESTARTS times in a row without a new checkpoint. Raises UserError."""
     restarts = 0
     while True:
-        before = _checkpoints(wanted.directory)
+        before, began = _checkpoints(wanted.directory), time.monotonic()
         try:
-            return run_in_loop(wanted)
+            return run_held(wanted, hold)
         except ProcessLost as error:
             now = _checkpoints(wanted.directory)
+            worked = time.monotonic() - began > LASTING_SECONDS
             if now.items() - before.items():  # also one that took the place of another
-                wanted = replace(wanted, initial_weights=False)
+                wanted, worked = replace(wanted, initial_weights=False), True
             if now.keys() - before.keys():
                 restarts = 0
             if not wanted.local or restarts == MOST_RESTARTS:
@@ -121,8 +125,9 @@ def _to_the_end(wanted: JobRun) -> Summary | None:
             try:
                 time.sleep(pause)
             except KeyboardInterrupt:
-                raise error from None
-            wanted = replace(wanted, resume=True)
+                click.echo(f"interrupted; {go_on(wanted.job.kind, wanted.directory.path)}")
+                return None
+            wanted = replace(wanted, resume=True, has_worked=wanted.has_worked or worked)
 
 
 def _dashboard(config: Config, directory: RunDirectory) -> Beside | None:

@@ -196,7 +196,8 @@ class Rollout(Section):
     processor_cache_bytes: int = Field(
         4 << 30,
         ge=0,
-        description="Memory for preprocessed screenshots in each of vLLM's processes; it fills up over hours.",
+        description="Host memory of each replica's engine process for prepared screenshots, 12.7 MB for one of "
+        "1920 x 1080 with UI-TARS 1.5; it fills up over hours.",
     )
     encoder_cache_tokens: Positive | None = Field(
         None,

@@ -79,8 +79,8 @@ class Retention(Section):
     events: Positive = Field(
         200_000,
         description="The most events in run.db. Older ones are deleted, but never those that tell the run's story: "
-        "phases, updates, evaluations, checkpoints, losses of the trainer, what was pooled, collected or submitted, "
-        "pauses and failures (docs/machines.md).",
+        "phases, workers that came or were lost, updates, evaluations, checkpoints, losses of the trainer, what was "
+        "pooled, collected or submitted, pauses and failures (docs/machines.md).",
     )
     metrics_bytes: LeastBytes = Field(
         128 << 20,

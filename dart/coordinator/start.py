@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dart import manifest
+from dart.coordinator.service.journal import Journal
 from dart.core.evaluation.documents import ByDecoding
 from dart.core.progress import Counts
 from dart.errors import UserError
@@ -88,6 +89,25 @@ async def starting_point(
         first_event=await database.last_sequence() + 1 + MOST_UNWRITTEN_EVENTS,
         broken=broken,
     )
+
+
+async def go_back(start: Start, database: Database, journal: Journal) -> tuple[set[str], int]:
+    """Forget what an earlier process of the run did after this start.
+
+    Returns the names of its newer checkpoints, which the next resume must not use, and the number of groups that wait
+    to be trained on again.
+    """
+    abandoned = set()
+    for checkpoint in await database.checkpoints():
+        if checkpoint.version > start.version:
+            await database.drop_checkpoint(checkpoint.path)
+            abandoned.add(Path(checkpoint.path).name)
+    for broken in start.broken:
+        journal.event("checkpoint_broken", path=str(broken.folder), version=broken.version, why=broken.why)
+    again = await database.release_again(start.update) if start.first_group > 1 else 0
+    if again:
+        journal.event("released_again", groups=again, reason="what they had trained was not saved")
+    return abandoned, again
 
 
 async def _newest_whole(

@@ -12,6 +12,7 @@ from typing import Any
 import dart
 from dart.config import Config
 from dart.coordinator.service.accounting import Times
+from dart.core.capacity.machine import memory_bytes
 from dart.core.fates import TRAINED, cause_of
 from dart.core.json_text import to_json
 from dart.core.status import Figures
@@ -22,11 +23,10 @@ Summary = dict[str, Any]
 
 
 def machine() -> dict[str, int | float | str]:
-    """Cores that this process may use, memory, operating system, processor."""
-    pages, page = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+    """Cores and memory that this process may use, operating system, processor."""
     return {
         "cores": len(os.sched_getaffinity(0)),
-        "memory_gb": round(pages * page / 1e9, 1),
+        "memory_gb": round(memory_bytes() / 1e9, 1),
         "system": f"{platform.system()} {platform.release()}",
         "processor": _processor(),
     }

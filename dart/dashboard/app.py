@@ -90,6 +90,7 @@ class _Handlers:
         of_run: Mapping[str, Callable[[Inspector, Request], Awaitable[object]]] = {
             "": lambda it, _: it.overview(),
             "/status": lambda it, _: it.status(),
+            "/pulse": lambda it, _: it.pulse(),
             "/curves": lambda it, _: it.curves(),
             "/timeline": lambda it, request: it.timeline(_real(request, "from"), _real(request, "to")),
             "/episodes": lambda it, request: it.episodes(

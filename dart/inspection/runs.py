@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import JsonValue
-from sqlalchemy import func, select
+from sqlalchemy import ColumnElement, Connection, func, select
 
+from dart.core.curation.judging import REPLACED
+from dart.core.fates import dropped
 from dart.errors import UserError
 from dart.inspection.condition import last_figures, newest_events
 from dart.inspection.opening import RunFiles, state_of
@@ -125,11 +127,7 @@ async def run_row(files: RunFiles) -> RunRow:
     if record.kind == RunKind.EVALUATION:
         evaluated = await newest_events(files, "evaluation")
         success = float(json.loads(evaluated[0].json)["mean"]) if evaluated else None
-    c, g = t.trajectories.c, t.groups.c
-    own = [c.run_id == files.run_id, c.pooled_from == ""]
-    if record.kind == RunKind.TRAINING:  # evaluations, and successes that were copied from other runs, do not count
-        own.append(c.group_id.not_in(select(g.id).where(g.run_id == files.run_id, g.kind != GroupKind.TRAINING)))
-    count = await files.rows(select(func.count().label("count")).where(*own))
+    count = await files.read(lambda connection: _counted(connection, record))
     return RunRow(
         id=files.id,
         name=record.name,
@@ -139,9 +137,30 @@ async def run_row(files: RunFiles) -> RunRow:
         finished=record.finished,
         directory=str(files.directory.path),
         updates=figures.counts.updates if figures else 0,
-        trajectories=int(count[0]["count"]),
+        trajectories=count,
         success_rate=success,
     )
+
+
+def _counted(connection: Connection, record: RunRecord) -> int:
+    """The run's trajectories; of a training run without those of evaluations, those that were copied from other runs,
+    and copies from the pool.
+
+    Each part is counted in an index alone. No index has the copies, but each has replaced a failure whose fate says so,
+    and no longer changes.
+    """
+    c, g = t.trajectories.c, t.groups.c
+
+    def count(*where: ColumnElement[bool]) -> int:
+        found: int = connection.execute(select(func.count()).select_from(t.trajectories).where(*where)).scalar_one()
+        return found
+
+    everything = count(c.run_id == record.id)
+    if record.kind != RunKind.TRAINING:
+        return everything
+    others = select(g.id).where(g.run_id == record.id, g.kind != GroupKind.TRAINING)
+    copies = count(c.run_id == record.id, c.fate == dropped(REPLACED))
+    return everything - count(c.group_id.in_(others)) - copies
 
 
 async def overview(files: RunFiles) -> RunOverview:
@@ -175,7 +194,8 @@ async def _missing(files: RunFiles, record: RunRecord, state: str) -> list[str]:
     if kept and await _counted_events(files) >= kept:
         notes.append(
             f"Events older than the newest {kept:,} were deleted (retention.events), except those that tell the run's "
-            "story: updates, evaluations, checkpoints, phases, pauses and failures of the run."
+            "story: updates, evaluations, checkpoints, workers that came or were lost, phases, pauses and failures of "
+            "the run."
         )
     where = files.directory.screenshots
     if isinstance(where, Path) and not where.is_dir():

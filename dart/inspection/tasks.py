@@ -45,14 +45,15 @@ class _PoolRules:
     @property
     def usable(self) -> ColumnElement[bool]:
         """A success that the pool may hold."""
-        young = true() if self.oldest is None else _c.newest_version >= self.oldest
+        # What no policy sampled has no version; the pool takes it for one of version 0 (`records.success_from_row`).
+        young = true() if self.oldest is None else func.coalesce(_c.newest_version, 0) >= self.oldest
         return and_(_c.success, _c.screenshots_kept, _c.pooled_from == "", young)
 
 
 async def tasks(files: RunFiles) -> list[TaskRow]:
     """Every task that has a trajectory or an open group."""
     rules = await _PoolRules.of(files)
-    return await files.read(lambda connection: _rows(connection, files.run_id, rules))
+    return await files.read(lambda connection: _rows(connection, files.run_id, rules, _kind(connection, files.run_id)))
 
 
 async def task(files: RunFiles, suite: str, name: str) -> TaskDetail:
@@ -60,14 +61,15 @@ async def task(files: RunFiles, suite: str, name: str) -> TaskDetail:
     rules = await _PoolRules.of(files)
 
     def read(connection: Connection) -> TaskDetail:
-        rows = _rows(connection, files.run_id, rules, suite, name)
+        kind = _kind(connection, files.run_id, suite, name)
+        rows = _rows(connection, files.run_id, rules, kind, suite, name)
         if not rows:
             raise NotFound(f"task {suite}/{name} is not in run {files.run_id}")
         return TaskDetail(
             rows[0],
-            _history(connection, files.run_id, suite, name),
+            _history(connection, files.run_id, kind, suite, name),
             _plans(connection, files.run_id, name),
-            _pool(connection, files.run_id, rules, suite, name),
+            _pool(connection, files.run_id, rules, suite, name) if kind == GroupKind.TRAINING else (),
         )
 
     return await files.read(read)
@@ -83,8 +85,9 @@ def _kind(connection: Connection, run_id: str, suite: str = "", name: str = "") 
     return first or GroupKind.TRAINING
 
 
-def _rows(connection: Connection, run_id: str, rules: _PoolRules, suite: str = "", name: str = "") -> list[TaskRow]:
-    kind = _kind(connection, run_id, suite, name)
+def _rows(
+    connection: Connection, run_id: str, rules: _PoolRules, kind: str, suite: str = "", name: str = ""
+) -> list[TaskRow]:
     own: list[ColumnElement[bool]] = [_c.run_id == run_id]
     own_groups: list[ColumnElement[bool]] = [_g.run_id == run_id, _g.kind == kind]
     if name:
@@ -189,8 +192,7 @@ def _recent(connection: Connection, own: Sequence[ColumnElement[bool]], kind: st
     return {(row["suite"], row["task_name"]): row for row in found.mappings()}
 
 
-def _history(connection: Connection, run_id: str, suite: str, name: str) -> tuple[TaskPoint, ...]:
-    kind = _kind(connection, run_id, suite, name)
+def _history(connection: Connection, run_id: str, kind: str, suite: str, name: str) -> tuple[TaskPoint, ...]:
     if kind == GroupKind.COLLECTED:  # its failures are not stored
         return ()
     wanted = (

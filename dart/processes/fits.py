@@ -1,15 +1,14 @@
 """What a run's trainer and replicas need, what the cards of this machine have, and the messages about it.
 
 The numbers are those of `dart.core.capacity`; here they get the model's files, the config, and the machine. A run is
-refused only where the cards are known and a worker clearly does not fit (`verdict.REFUSED`). Without GPUs nothing is
-refused: the needs are compared with the machine's memory, and a warning says so.
+refused where vLLM would refuse the config on any card, and where the cards are known and a worker clearly does not fit
+(`verdict.REFUSED`). The needs are compared with the machine's own memory, too; of that a warning says so.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from pathlib import Path
 
 from dart.agent.parsing import screenshot_tokens
 from dart.config import Config
-from dart.core.capacity import devices, memory, work
+from dart.core.capacity import devices, machine, memory, work
 from dart.core.capacity.memory import Needs, Prompts, ReplicaSetUp, TrainerSetUp, gigabytes
 from dart.core.capacity.shape import Shape, UnknownShape, read_shape
 from dart.core.capacity.verdict import clearly_too_much, replica_remedies, shares_heads, tight, trainer_remedies
@@ -36,6 +35,8 @@ SHARE_OF_CARD = 0.92
 """
 CHARACTERS_PER_TOKEN = 4
 """Of an environment's texts."""
+BYTES_PER_PIXEL = 0.145
+"""Of a screenshot as its environment sends it, 300 KB for one of 1920 × 1080: an assumption."""
 LEFT_TO_WORKERS = 0.95
 """The share of a GPU that several workers on it may plan to use together."""
 
@@ -48,8 +49,8 @@ class Fit:
     prompts: Prompts
     trainer: TrainerSetUp
     replica: ReplicaSetUp
-    kv_tokens: int
-    """Tokens that a replica's KV cache must hold: one request of max_model_len, or what kv_cache_bytes are for."""
+    kv_cache: int | None
+    """Bytes of a replica's KV cache on each of its GPUs; None: vLLM decides."""
     placement: Placement
     cards: Mapping[str, Card]
     gpus: int
@@ -58,17 +59,17 @@ class Fit:
     replicas: int
     share_of_card: float
     """What each replica wants of its GPUs (gpu_memory_utilization), whatever it needs."""
-    caches: int
-    """Bytes of a rank's caches of screenshots, in host memory."""
-    snapshots: int
-    """Whole models for the replicas and for a checkpoint that rank 0 has in host memory."""
-    receiving: int
-    """GPUs of replicas here that take whole weights through host memory."""
+    trainer_host: Needs
+    """Host memory of all ranks, if they are on one machine, and of what replicas there receive."""
+    replica_host: Needs
+    """Host memory of each replica."""
 
     @property
-    def host_needs(self) -> Needs:
-        """Host memory of all ranks, if they are on one machine, and of what replicas there receive."""
-        return memory.of_trainer_host(self.shape, self.trainer, self.ranks, self.snapshots, self.caches, self.receiving)
+    def kv_tokens(self) -> int:
+        """Tokens that a replica's KV cache must hold: one request of max_model_len, or what kv_cache_bytes are for."""
+        if self.kv_cache is None:
+            return self.replica.max_model_len
+        return round(self.kv_cache / memory.kv_bytes_per_token(self.shape.text, self.replica))
 
     @property
     def rank_needs(self) -> Needs:
@@ -106,27 +107,45 @@ def fit(config: Config, job: Job) -> Fit | None:
         placement = place(config, job, gpus)
     except UserError:  # too few GPUs, which is told elsewhere; what is needed can be told all the same
         placement = Placement()
-    replica = replica_set_up(config, gpus=bool(gpus))
-    cache = config.rollout.kv_cache_bytes
-    tokens = config.rollout.max_model_len
-    if cache is not None:
-        tokens = max(tokens, round(cache / memory.kv_bytes_per_token(shape.text, replica)))
+    trainer = trainer_set_up(config, gpus=bool(gpus))
+    replica = replica_set_up(config, job, gpus=bool(gpus))
     return Fit(
         shape=shape,
         prompts=prompts,
-        trainer=trainer_set_up(config, gpus=bool(gpus)),
+        trainer=trainer,
         replica=replica,
-        kv_tokens=tokens,
+        kv_cache=config.rollout.kv_cache_bytes,
         placement=placement,
         cards=cards_of(gpus),
         gpus=len(gpus),
         ranks=config.trainer.ranks if isinstance(job, Train) else 0,
         replicas=job.replicas(config),
         share_of_card=_share_of_card(config),
-        caches=config.trainer.image_cache_bytes + _encoded_caches(config),
-        snapshots=1 if config.trainer.serves_adapter else 3,
-        receiving=_receiving(config, job, gpus=bool(gpus)),
+        trainer_host=_trainer_host(config, job, shape, trainer),
+        replica_host=memory.of_replica_host(
+            shape, replica, prompts, processed=config.rollout.processor_cache_bytes, kept=_kept(config)
+        ),
     )
+
+
+def _trainer_host(config: Config, job: Job, shape: Shape, set_up: TrainerSetUp) -> Needs:
+    over_gloo = set_up.on_gpus and config.sync.transport == "gloo" and not config.trainer.serves_adapter
+    replicas = job.replicas(config) if over_gloo and isinstance(job, Train) else 0
+    return memory.of_trainer_host(
+        shape,
+        set_up,
+        set_up.ranks,
+        snapshots=1 if config.trainer.serves_adapter else 3,
+        caches=config.trainer.image_cache_bytes + _encoded_caches(config),
+        receiving=min(replicas, 2 * _at_once(config)) * config.rollout.gpus,
+        senders=replicas,
+    )
+
+
+def _kept(config: Config) -> int:
+    """Bytes of the screenshots that a replica keeps as they were sent."""
+    width, height = config.environment.viewport
+    return round(config.rollout.image_cache_entries * BYTES_PER_PIXEL * width * height)
 
 
 def _encoded_caches(config: Config) -> int:
@@ -134,11 +153,6 @@ def _encoded_caches(config: Config) -> int:
     policy = not config.trainer.vision_trains
     reference = config.trainer.loss.kl_coefficient > 0 and config.trainer.lora is None
     return (policy + reference) * config.trainer.encoded_cache_bytes
-
-
-def _receiving(config: Config, job: Job, *, gpus: bool) -> int:
-    over_gloo = gpus and config.sync.transport == "gloo" and not config.trainer.serves_adapter
-    return job.replicas(config) * config.rollout.gpus if over_gloo and isinstance(job, Train) else 0
 
 
 def _share_of_card(config: Config) -> float:
@@ -189,11 +203,12 @@ def trainer_set_up(config: Config, *, gpus: bool) -> TrainerSetUp:
         lora_tower=trainer.lora is not None and trainer.lora.tower,
         fused=trainer.fused_kernels and gpus,
         transfers=_at_once(config) if over_nccl(config, gpus=gpus) else 0,
+        on_gpus=gpus,
     )
 
 
 def _at_once(config: Config) -> int:
-    """How many replicas get weights at once. One that has failed may get them beside these."""
+    """How many replicas get weights at once. As many more may get them whose last transfer has failed."""
     replicas = config.rollout.replicas
     return replicas if config.schedule.sync == "all" else min(replicas, config.sync.max_unavailable)
 
@@ -203,7 +218,7 @@ def over_nccl(config: Config, *, gpus: bool) -> bool:
     return config.sync.transport == "nccl" and gpus and config.samples
 
 
-def replica_set_up(config: Config, *, gpus: bool) -> ReplicaSetUp:
+def replica_set_up(config: Config, job: Job, *, gpus: bool) -> ReplicaSetUp:
     rollout = config.rollout
     chosen = rollout.engine_args.get("max_num_batched_tokens")
     batched = chosen if isinstance(chosen, int) else BATCHED_TOKENS
@@ -220,7 +235,7 @@ def replica_set_up(config: Config, *, gpus: bool) -> ReplicaSetUp:
         max_model_len=rollout.max_model_len,
         batched_tokens=min(rollout.max_model_len, batched),
         encoder_tokens=encoded,
-        nccl=over_nccl(config, gpus=gpus),
+        nccl=isinstance(job, Train) and over_nccl(config, gpus=gpus),
         runtime=memory.RUNTIME if gpus else memory.RUNTIME_CPU,
     )
 
@@ -236,6 +251,10 @@ def _refusals(found: Fit) -> Iterator[str]:
     if found.replicas and not shares_heads(found.shape.text, ways):
         sizes = ", ".join(str(size) for size in range(1, 2 * ways) if shares_heads(found.shape.text, size))
         yield f"rollout.tensor_parallel: {ways} ways cannot share this model's {heads} attention heads: use {sizes}"
+    request = found.replica.max_model_len * memory.kv_bytes_per_token(found.shape.text, found.replica)
+    if found.replicas and found.kv_cache is not None and found.kv_cache < request:
+        needed = f"one request of max_model_len needs {gigabytes(request)}"
+        yield f"rollout.kv_cache_bytes: {needed}: raise it, or lower max_model_len"
     said = set()
     for gpu, members in found.by_gpu.items():
         card = found.cards.get(gpu)
@@ -254,24 +273,37 @@ def _refusals(found: Fit) -> Iterator[str]:
                 f"GPU {gpu} ({card.name}, {gigabytes(card.bytes)}) is shared by {len(members)} workers that need about "
                 f"{_told(together)}: lower rollout.replicas or trainer.ranks, or use a machine with more GPUs"
             )
-        most = _most_of_shared(found, members, card)
-        if most is not None and found.share_of_card > most and not said:
+        if not said and (wrong := _wrong_share(found, members, card)):
             said.add("together")
-            yield (
-                f"GPU {gpu} ({card.name}) is shared by {len(members)} workers, and vLLM takes "
-                f"{found.share_of_card:.0%} of it for each replica: set rollout.engine_args.gpu_memory_utilization to "
-                f"{most:.2f} or less"
-            )
+            yield f"GPU {gpu} ({card.name}) {wrong}"
 
 
-def _most_of_shared(found: Fit, members: list[tuple[str, Needs]], card: Card) -> float | None:
-    """The share of a GPU that each of its replicas may take, to two decimals; None if only one worker has the GPU.
+def _wrong_share(found: Fit, members: list[tuple[str, Needs]], card: Card) -> str | None:
+    """Why vLLM's share of a GPU is too large or too small, and the bounds that there are for it."""
+    replicas = sum(who == "replica" for who, _ in members)
+    if not replicas:
+        return None
+    most = _most_of_shared(found, members, card, replicas) if len(members) > 1 else None
+    own = Needs({name: size for name, size in found.replica_needs.parts.items() if name != "weight transfers"})
+    least = math.ceil(100 * own.total / card.bytes) / 100 if found.kv_cache is None else None
+    taken = f"vLLM takes {found.share_of_card:.0%} of it for each replica"
+    if most is not None and found.share_of_card > most:
+        told = f"is shared by {len(members)} workers, and {taken}"
+    elif least is not None and clearly_too_much(own, found.share_of_card * card.bytes):
+        told = f"has {gigabytes(card.bytes)}, and {taken}, which needs about {_told(own)}"
+        if least > 1:
+            return f"{told}: {_advice(found, 'replica')}"
+    else:
+        return None
+    bounds = [f"{bound:.2f} or {which}" for bound, which in ((least, "more"), (most, "less")) if bound is not None]
+    return f"{told}: set rollout.engine_args.gpu_memory_utilization to {' and '.join(bounds)}"
+
+
+def _most_of_shared(found: Fit, members: list[tuple[str, Needs]], card: Card, replicas: int) -> float:
+    """The share of a GPU of several workers that each of its replicas may take, to two decimals.
 
     The estimates' own error and what the driver holds are left free, but a replica may always have what it needs.
     """
-    replicas = sum(who == "replica" for who, _ in members)
-    if not replicas or len(members) == 1:
-        return None
     others = sum(needs.total for who, needs in members if who == "trainer")
     room = (LEFT_TO_WORKERS * card.bytes - others) / card.bytes / replicas
     return max(math.floor(100 * room), math.ceil(100 * found.replica_needs.total / card.bytes)) / 100
@@ -309,15 +341,14 @@ def _notes(config: Config, found: Fit) -> Iterator[str]:
     if found.ranks:
         each = f"each of {found.ranks} ranks" if found.ranks > 1 else "its one rank"
         yield f"trainer: {each} needs about {_told(found.rank_needs)}{_there(found, 'trainer')}"
-        beside = ", with what the replicas receive" if found.receiving else ""
-        yield f"trainer's host memory{beside}: about {_told(found.host_needs)}"
+        beside = ", with what the replicas receive" if found.trainer_host.parts["weight transfers"] else ""
+        yield f"trainer's host memory{beside}: about {_told(found.trainer_host)}"
         yield _time(config, found)
     if found.replicas:
-        set_by_hand = config.rollout.kv_cache_bytes is not None
+        reason = "the least" if found.kv_cache is None else "which kv_cache_bytes sets"
         yield (
             f"replicas: each GPU (or CPU) of {found.replicas} needs about {_told(found.replica_needs)}, with a KV "
-            f"cache of {found.kv_tokens:,} tokens, {'which kv_cache_bytes sets' if set_by_hand else 'the least'}"
-            f"{_there(found, 'replica')}"
+            f"cache of {found.kv_tokens:,} tokens, {reason}{_there(found, 'replica')}"
         )
         slots = found.replica.slots
         per_token = memory.kv_bytes_per_token(found.shape.text, found.replica)
@@ -325,6 +356,11 @@ def _notes(config: Config, found: Fit) -> Iterator[str]:
         yield (
             f"replicas: {slots} requests of {found.prompts.tokens:,} tokens, the longest expected, have a KV cache of "
             f"{gigabytes(full)} on each GPU"
+        )
+        host = found.replica_host
+        yield (
+            f"replicas' host memory: about {gigabytes(host.total)} each once their caches are full ({host.told()}), "
+            f"{gigabytes(found.replicas * host.total)} for {found.replicas}"
         )
 
 
@@ -374,30 +410,28 @@ def warnings(config: Config, job: Job) -> list[str]:
         card, needs = found.cards.get(gpu), Needs({f"{who} {n}": needs.total for n, (who, needs) in enumerate(members)})
         if card is not None and tight(needs, card.bytes):
             told.append(f"memory: GPU {gpu} ({card.name}, {gigabytes(card.bytes)}) may be too small: {_told(needs)}")
-    here = _machine_bytes()
-    if found.gpus and found.ranks and here is not None and found.host_needs.total > here:
+    here = machine.memory_bytes()
+    if found.gpus and (host := _host_needs(found)).total > here:
+        helps = ["lower rollout.processor_cache_bytes"] if found.placement.replicas else []
+        helps += ["lower trainer.encoded_cache_bytes", "train an adapter (trainer.lora)"] if found.ranks else []
         told.append(
-            f"memory: the trainer's ranks may need about {_told(found.host_needs)} of this machine's own memory, which "
-            f"is {gigabytes(here)}: lower trainer.encoded_cache_bytes, train an adapter (trainer.lora), or spread the "
-            "ranks over machines"
+            f"memory: the workers may need about {_told(host)} of this machine's own memory, which is "
+            f"{gigabytes(here)}: {', '.join(helps)}, or spread them over machines"
         )
-    if not found.gpus and here is not None:
-        every = Needs(
-            {
-                "trainer": found.ranks * found.rank_needs.total,
-                "replicas": found.replicas * config.rollout.gpus * found.replica_needs.total,
-            }
-        )
+    if not found.gpus:
+        # A replica's runtime is counted in both of its parts.
+        replica = found.replica_host.total + config.rollout.gpus * (found.replica_needs.total - found.replica.runtime)
+        every = Needs({"trainer": found.ranks * found.rank_needs.total, "replicas": found.replicas * replica})
         if every.total > here:
             told.append(
                 f"memory: without GPUs, the workers need about {_told(every)}, and this machine has {gigabytes(here)}: "
-                "lower rollout.replicas or trainer.microbatch_tokens, or use a smaller model"
+                "lower rollout.replicas, rollout.processor_cache_bytes or trainer.microbatch_tokens, or use a smaller "
+                "model"
             )
     return told
 
 
-def _machine_bytes() -> int | None:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError):
-        return None
+def _host_needs(found: Fit) -> Needs:
+    """Host memory of the ranks and of those replicas that are placed on this machine."""
+    ranks = found.trainer_host.parts if found.ranks else {}
+    return Needs({**ranks, "replicas": len(found.placement.replicas) * found.replica_host.total})

@@ -116,13 +116,16 @@ class Launcher:
         hurry: asyncio.Event | None = None,
         say: Callable[[str], None] = LOG.info,
         failed: Callable[[UserError], None] = lambda _: None,
+        *,
+        has_worked: bool = False,
     ) -> None:
         """`most_log_bytes`: the bound of each child's log, and of the older part kept beside it; None for no bound.
 
         `hurry`: once it is set, no child is waited for at the end. `say`: tells the user what is waited for then.
-        `failed`: is told why `run` raises before it ends the others, which then leave the run.
+        `failed`: is told why `run` raises before it ends the others, which then leave the run. `has_worked`: the same
+        children have worked before, so that exit code 2 alone does not end the run.
         """
-        self._failed = failed
+        self._failed, self._has_worked = failed, has_worked
         self._children, self._logs, self._most_log_bytes = children, logs, most_log_bytes
         self._hurry, self._say = hurry or asyncio.Event(), say
         self._processes: dict[str, asyncio.subprocess.Process] = {}
@@ -165,7 +168,7 @@ class Launcher:
             LOG.warning("the run goes on without the %s: %s", child.name, error)
 
     async def _restarted(self, child: Child) -> None:
-        restarts, has_worked = 0, False
+        restarts, has_worked = 0, self._has_worked
         while True:
             began = time.monotonic()
             try:

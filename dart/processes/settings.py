@@ -8,7 +8,7 @@ import gc
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 ENDING_SECONDS = 20.0
 """A process whose parent is gone ends itself after this long, whatever it is doing, unless it was told another time."""
@@ -34,6 +34,20 @@ def ending_signals() -> list[signal.Signals]:
     """
     heeded = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is not signal.SIG_IGN]
     return [signal.SIGINT, *heeded]
+
+
+@contextlib.contextmanager
+def interruptible(loop: asyncio.AbstractEventLoop, interrupt: Callable[[bool], None]) -> Iterator[None]:
+    """Within, the signals that mean "stop cleanly" call `interrupt` on the loop, with True for Ctrl-C. Afterwards each
+    does again what it did, and nothing holds what `interrupt` belongs to."""
+    numbers = ending_signals()
+    for number in numbers:
+        loop.add_signal_handler(number, interrupt, number == signal.SIGINT)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
 
 
 def watch_parent(loop: asyncio.AbstractEventLoop, stop: Callable[[], None], seconds: float = ENDING_SECONDS) -> None:

@@ -221,7 +221,7 @@ def test_a_run_that_is_continued_needs_no_source_and_may_begin_with_its_initial_
     gone = {"pool": {"enabled": True, "sources": [str(tmp_path / "gone")]}}
     file.write_text(yaml.safe_dump(SETTINGS | {"curation": gone}))
     wanted: list[JobRun] = []
-    monkeypatch.setattr("dart.commands.train.run_in_loop", wanted.append)
+    monkeypatch.setattr("dart.commands.train.run_held", lambda one, hold: wanted.append(one))
     command = ["coordinator", str(file), "--run", str(run.path), "--quiet"]
     begun = CliRunner().invoke(main, command)
     assert begun.exit_code == 2 and "gone is not a run directory" in begun.output

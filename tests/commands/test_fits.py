@@ -12,7 +12,7 @@ import pytest
 from capacity_samples import QWEN3_VL_8B, UI_TARS_7B
 
 from dart.config import Config, Lora, load, parse
-from dart.core.capacity import devices, memory
+from dart.core.capacity import devices, machine, memory
 from dart.core.capacity.memory import Needs, Prompts, TrainerSetUp
 from dart.core.capacity.shape import read_shape
 from dart.core.capacity.verdict import LORA_RANK, LORA_TARGETS, clearly_too_much, tight, trainer_remedies
@@ -62,7 +62,7 @@ def test_no_config_that_ships_is_refused_on_a_machine_without_gpus(path: Path, m
 def test_the_small_models_fit_any_card_and_any_machine(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config = load(next(path for path in CONFIGS if path.stem == name))
     _cards(monkeypatch, 0, H100)
-    monkeypatch.setattr(fits, "_machine_bytes", lambda: 16 << 30)
+    monkeypatch.setattr(machine, "memory_bytes", lambda: 16 << 30)
     assert fits.warnings(config, Train()) == []
     _cards(monkeypatch, 8, Card("a small one", 8 << 30))
     assert fits.too_much(config, Train()) is None
@@ -113,18 +113,23 @@ def test_what_an_environment_shows_is_a_part_of_the_prompt(tmp_path: Path, monke
 
 
 def test_what_replicas_receive_over_gloo_is_host_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _cards(monkeypatch, 2, H100)
-    here: dict[str, Any] = {"rollout": {"replicas": 1}, "sync": {"transport": "gloo"}}
-    adapter: dict[str, Any] = {"ranks": 1, "lora": {}}
-    needs = fits.fit(_config(tmp_path, **here, trainer=adapter), Train())
-    assert needs is not None and needs.receiving == 1 and needs.snapshots == 3
-    assert any(
-        "with what the replicas receive" in note
-        for note in fits.notes(_config(tmp_path, **here, trainer=adapter), Train())
-    )
-    adapter = {"ranks": 1, "lora": {"sync": "adapter"}}
-    needs = fits.fit(_config(tmp_path, **here, trainer=adapter), Train())
-    assert needs is not None and needs.receiving == 0 and needs.snapshots == 1
+    """At most `max_unavailable` replicas at once, and as many whose last transfer broke; buffers for every one."""
+    _cards(monkeypatch, 8, H100)
+    whole, buffers, snapshots = 16_584_333_312, 4 * 152_064 * 3584, "snapshots"
+    merged: dict[str, Any] = {"ranks": 1, "lora": {}}
+    for trainer, replicas, more, expected in (
+        (merged, 1, {}, whole + buffers),
+        (merged, 3, {}, 2 * 2 * whole + 3 * buffers),
+        (merged, 3, {"schedule": {"sync": "all"}}, 3 * 2 * whole + 3 * buffers),
+        ({"ranks": 1, "lora": {"sync": "adapter"}}, 3, {}, 0),
+    ):
+        rollout = {"replicas": replicas, "tensor_parallel": min(2, replicas)}
+        config = _config(tmp_path, rollout=rollout, sync={"transport": "gloo"}, trainer=trainer, **more)
+        found = fits.fit(config, Train())
+        assert found is not None and found.trainer_host.parts["weight transfers"] == expected
+        assert found.trainer_host.parts[snapshots] == pytest.approx((3.3 if expected else 1.1) * whole)
+        told = any("with what the replicas receive" in note for note in fits.notes(config, Train()))
+        assert told == (expected > 0)
 
 
 def test_nothing_is_refused_where_cards_or_model_are_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,14 +155,49 @@ def test_vllm_is_to_leave_room_for_others_on_its_card(tmp_path: Path, monkeypatc
     told = fits.too_much(_config(tmp_path, **sections, rollout={"replicas": 1}), Train()) or ""
     share = 0.95 - fits.fit(_config(tmp_path, **sections), Train()).rank_needs.total / H100.bytes  # type: ignore[union-attr]
     assert "is shared by 2 workers, and vLLM takes 92% of it for each replica" in told
-    most = float(told.rpartition("gpu_memory_utilization to ")[2].removesuffix(" or less"))
+    most = float(told.rpartition("gpu_memory_utilization to 0.27 or more and ")[2].removesuffix(" or less"))
     assert 0.5 < most <= share < most + 0.01
     for value, refused in ((most, False), (most + 0.01, True)):
         rollout = {"replicas": 1, "engine_args": {"gpu_memory_utilization": value}}
         assert (fits.too_much(_config(tmp_path, **sections, rollout=rollout), Train()) is not None) == refused
     two = fits.too_much(_config(tmp_path, rollout={"replicas": 2}, sync={"transport": "gloo"}), Evaluate()) or ""
-    assert "gpu_memory_utilization to 0.47 or less" in two
+    assert "gpu_memory_utilization to 0.27 or more and 0.47 or less" in two
     assert fits.too_much(_config(tmp_path, rollout={"replicas": 1}, sync={"transport": "gloo"}), Evaluate()) is None
+
+
+def test_vllms_share_of_its_card_holds_the_weights_and_one_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _cards(monkeypatch, 1, H100)
+
+    def told(share: float, **rollout: Any) -> str:
+        rollout = {"replicas": 1, "engine_args": {"gpu_memory_utilization": share}, **rollout}
+        return fits.too_much(_config(tmp_path, rollout=rollout), Evaluate()) or ""
+
+    assert "GPU 0 (NVIDIA H100 80GB HBM3) has 85.5 GB, and vLLM takes 20% of it for each replica, which" in told(0.2)
+    assert told(0.2).endswith("): set rollout.engine_args.gpu_memory_utilization to 0.27 or more")
+    assert not told(0.27)
+    assert not told(0.2, kv_cache_bytes=4 << 30), "then vLLM takes what it needs"
+    _cards(monkeypatch, 2, Card("a small card", 20 << 30))
+    assert "rollout.tensor_parallel: 2 (" in told(0.5) and "gpu_memory_utilization to" not in told(0.5)
+
+
+def test_a_kv_cache_holds_one_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM refuses a smaller one on any machine."""
+    _cards(monkeypatch, 0, H100)
+    one = 32_768 * 57_344
+    for size, refused in ((one - 1, True), (one, False)):
+        config = _config(tmp_path, rollout={"replicas": 1, "kv_cache_bytes": size}, sync={"transport": "gloo"})
+        told = fits.too_much(config, Evaluate())
+        expected = "rollout.kv_cache_bytes: one request of max_model_len needs 1.9 GB: raise it, or lower max_model_len"
+        assert told == (expected if refused else None)
+
+
+@pytest.mark.usefixtures("eight_cards")
+def test_only_training_transfers_weights(tmp_path: Path) -> None:
+    for job, transfers in ((Train(), True), (Evaluate(), False), (Collect("oracle", (0, 1), 1, 1, 1, 1.0), False)):
+        found = fits.fit(_config(tmp_path), job)
+        assert found is not None and ("weight transfers" in found.replica_needs.parts) == transfers
 
 
 def test_workers_that_use_no_gpu_share_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,21 +212,28 @@ def test_workers_that_use_no_gpu_share_none(tmp_path: Path, monkeypatch: pytest.
 
 def test_the_machines_own_memory_is_compared_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _cards(monkeypatch, 16, H100)
-    monkeypatch.setattr(fits, "_machine_bytes", lambda: 128 << 30)
+    monkeypatch.setattr(machine, "memory_bytes", lambda: 128 << 30)
     (told,) = fits.warnings(_config(tmp_path), Train())
-    assert "of this machine's own memory, which is 137.4 GB: lower trainer.encoded_cache_bytes" in told
+    assert "replicas 55.5 GB" in told and "checkpoint 99.5 GB" in told
+    assert "of this machine's own memory, which is 137.4 GB: lower rollout.processor_cache_bytes, lower tr" in told
     adapted = {"ranks": 1, "lora": {}, "gradient_checkpointing": True}
     assert fits.warnings(_config(tmp_path, trainer=adapted), Train()) == []
     needs = fits.fit(_config(tmp_path, trainer=adapted), Train())
-    assert needs is not None and needs.host_needs.parts["caches of screenshots"] == (4 << 30) + (512 << 20)
+    assert needs is not None and needs.trainer_host.parts["caches of screenshots"] == (4 << 30) + (512 << 20)
+    monkeypatch.setattr(machine, "memory_bytes", lambda: 50 << 30)
+    (told,) = fits.warnings(_config(tmp_path), Evaluate())
+    assert "which is 53.7 GB: lower rollout.processor_cache_bytes, or spread" in told
+    _cards(monkeypatch, 4, H100)
+    (told,) = fits.warnings(_config(tmp_path, trainer={"ranks": 4}), Train())
+    assert "replicas" not in told, "they are on other machines"
 
 
 def test_the_encodings_that_an_engine_keeps_are_counted(tmp_path: Path) -> None:
-    kept = fits.replica_set_up(_config(tmp_path), gpus=True).encoder_tokens
+    kept = fits.replica_set_up(_config(tmp_path), Evaluate(), gpus=True).encoder_tokens
     assert kept == 4 * 5 * 2691
     more = _config(tmp_path, QWEN3_VL_8B, rollout={"encoder_cache_tokens": 1_000_000})
     shape = read_shape(QWEN3_VL_8B)
-    needs = memory.of_replica_gpu(shape, fits.replica_set_up(more, gpus=True), 32_768)
+    needs = memory.of_replica_gpu(shape, fits.replica_set_up(more, Evaluate(), gpus=True), 32_768)
     assert needs.parts["encoder cache"] == 2 * 1_000_000 * 4096 * 4, "with three levels of deepstack"
 
 
@@ -212,9 +259,16 @@ def test_what_is_needed_is_told_where_there_are_too_few_gpus(tmp_path: Path, mon
 def test_without_gpus_the_machines_memory_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _cards(monkeypatch, 0, H100)
     config = _config(tmp_path, sync={"transport": "gloo"})
-    monkeypatch.setattr(fits, "_machine_bytes", lambda: 16 << 30)
+    monkeypatch.setattr(machine, "memory_bytes", lambda: 16 << 30)
     assert any("this machine has 17.2 GB" in told for told in fits.warnings(config, Train()))
-    monkeypatch.setattr(fits, "_machine_bytes", lambda: 10**15)
+    found = fits.fit(config, Evaluate())
+    assert found is not None
+    # Each of the four replicas has two parts, of 14 GB and more, and four processes, two of them with such a part.
+    every = 4 * (2 * found.replica_needs.total + found.replica_host.total - 2 * memory.RUNTIME_CPU)
+    for here, warned in ((every - 1, True), (every, False)):
+        monkeypatch.setattr(machine, "memory_bytes", lambda here=here: here)
+        assert bool(fits.warnings(config, Evaluate())) == warned
+    monkeypatch.setattr(machine, "memory_bytes", lambda: 10**15)
     assert fits.warnings(config, Train()) == []
     assert fits.too_much(config, Train()) is None
 
@@ -231,7 +285,7 @@ def test_set_ups_follow_the_config(tmp_path: Path) -> None:
             "engine_args": {"max_num_batched_tokens": 16_384},
         },
     )  # fmt: skip
-    trainer, replica = fits.trainer_set_up(config, gpus=True), fits.replica_set_up(config, gpus=True)
+    trainer, replica = fits.trainer_set_up(config, gpus=True), fits.replica_set_up(config, Train(), gpus=True)
     expected = TrainerSetUp(8, True, True, True, False, True, 1000, fused=True, transfers=1)
     assert trainer == expected, "several ranks are sharded by default"
     assert (replica.pipeline_parallel, replica.batched_tokens) == (2, 16_384)
@@ -310,9 +364,9 @@ def test_the_figures_in_the_documentation_are_those_of_the_formulas(tmp_path: Pa
     documentation = (Path(__file__).parents[2] / "docs" / "machines.md").read_text(encoding="utf-8")
     (tmp_path / "config.json").write_text(json.dumps(UI_TARS_7B))
     config = load(next(one for one in CONFIGS if one.stem == "osworld_uitars15_7b"), (f"model.path={tmp_path}",))
-    notes = fits.notes(config, Train())[1:5]  # without the model, whose files are not there
+    notes = fits.notes(config, Train())[1:]  # without the model, whose files are not there
     assert [note.partition(":")[0] for note in notes] == [
-        "trainer", "trainer's host memory", "an update", "replicas",
+        "trainer", "trainer's host memory", "an update", "replicas", "replicas", "replicas' host memory",
     ]  # fmt: skip
     for note in notes:
         assert note.partition(" GB" if " GB" in note else " (")[0] in documentation, note

@@ -136,7 +136,7 @@ async def test_a_log_that_cannot_be_bounded_does_not_end_the_run(
 async def test_wrong_input_and_a_lost_trainer_end_the_run_at_once(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^it broke$"):
         await Launcher([_child(tmp_path, 9, code=2)], tmp_path / "logs").run()
-    with pytest.raises(ProcessLost, match="--resume continues"):
+    with pytest.raises(ProcessLost, match="ended with code"):
         await Launcher([_child(tmp_path, 9, restart=False)], tmp_path / "logs").run()
     assert _runs(tmp_path) == 2
 
@@ -168,6 +168,10 @@ async def test_wrong_input_of_one_that_has_worked_is_a_failure_like_others(
     (tmp_path / "runs").unlink()
     with pytest.raises(UserError, match="ended 4 times in a row"):
         await Launcher([never], tmp_path / "logs").run()
+    (tmp_path / "runs").unlink()
+    monkeypatch.setattr(launcher, "LASTING_SECONDS", 600.0)
+    await Launcher([_child(tmp_path, 3, code=2)], tmp_path / "logs", has_worked=True).run()
+    assert _runs(tmp_path) == 3, "its earlier process has worked"
 
 
 async def test_a_process_that_cannot_be_started_is_told_and_may_be_done_without(

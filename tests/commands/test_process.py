@@ -1,13 +1,17 @@
 """Which signals end a process in order, when a run is resumed whose processes have failed, and what a worker reads."""
 
 import asyncio
+import gc
+import os
 import signal
 import subprocess
 import sys
 import time
+import weakref
 from pathlib import Path
 
 import pytest
+import uvloop
 from click.testing import CliRunner
 
 from dart import manifest
@@ -20,8 +24,9 @@ from dart.errors import ProcessLost, UserError
 from dart.job import Train
 from dart.processes.launcher import Child, Launcher
 from dart.processes.secrets import AUTHORITY, token_file
-from dart.processes.settings import ending_signals
+from dart.processes.settings import ending_signals, interruptible
 from dart.rundir import RunDirectory
+from dart.store.lock import Hold, is_held
 from dart.wire.channel import TOKEN_ENVIRONMENT, _authority
 
 MINIWOB = Path(__file__).parents[2] / "configs" / "miniwob_cpu.yaml"
@@ -70,7 +75,8 @@ def _runs(
     begun: list[JobRun] = []
     monkeypatch.setattr(time, "sleep", lambda _: None)
 
-    def run_in_loop(wanted: JobRun) -> dict[str, object]:
+    def run_held(wanted: JobRun, hold: Hold) -> dict[str, object]:
+        assert is_held(wanted.directory.lock_file), "between two attempts, too"
         begun.append(wanted)
         if not ends:
             return {"updates": 7}
@@ -81,9 +87,10 @@ def _runs(
             end = ProcessLost("the trainer is gone")
         raise end
 
-    monkeypatch.setattr(train, "run_in_loop", run_in_loop)
+    monkeypatch.setattr(train, "run_held", run_held)
     wanted = JobRun(load(MINIWOB), RunDirectory(folder), Train(), local=local, initial_weights=weights)
-    assert train._to_the_end(wanted) == {"updates": 7}
+    with wanted.directory.lock() as hold:
+        assert train._to_the_end(wanted, hold) == {"updates": 7}
     return begun
 
 
@@ -100,8 +107,61 @@ def test_a_run_whose_trainer_is_lost_is_resumed_until_it_makes_no_checkpoint_any
     assert [line.partition("(")[0] for line in said.splitlines()] == [
         f"the trainer is gone; the run is resumed after {seconds} s " for seconds in (2, 4, 8, 2, 4, 8)
     ]
-    with pytest.raises(ProcessLost, match="the trainer is gone; all finished work is kept, and --resume continues"):
+    with pytest.raises(ProcessLost, match="the trainer is gone"):
         _runs(tmp_path, monkeypatch, [lost] * 4)
+
+
+def test_a_child_of_a_resumed_run_that_had_saved_weights_has_worked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = ProcessLost("the trainer is gone")
+    begun = _runs(tmp_path, monkeypatch, [lost, 1, lost])
+    assert [one.has_worked for one in begun] == [False, False, True, True]
+
+
+def test_a_signal_between_two_attempts_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    heard: list[bool] = []
+
+    async def interrupted() -> None:
+        with interruptible(asyncio.get_running_loop(), heard.append):
+            os.kill(os.getpid(), signal.SIGINT)
+            while not heard:
+                await asyncio.sleep(0.01)
+
+    def run_held(wanted: JobRun, hold: Hold) -> None:
+        uvloop.run(interrupted())
+        raise ProcessLost("the trainer is gone")
+
+    def pressed(_: float) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(train, "run_held", run_held)
+    monkeypatch.setattr(time, "sleep", pressed)
+    wanted = JobRun(load(MINIWOB), RunDirectory(tmp_path), Train())
+    with wanted.directory.lock() as hold:
+        assert train._to_the_end(wanted, hold) is None
+    assert heard == [True], "by hand"
+    assert f"--resume {tmp_path}" in capsys.readouterr().out
+
+
+def test_what_a_run_leaves_is_collected_before_the_next_one_begins() -> None:
+    class Left:
+        def __init__(self) -> None:
+            self.own = self
+
+        def interrupt(self, by_hand: bool) -> None:
+            raise AssertionError
+
+    async def made() -> weakref.ref[Left]:
+        left = Left()
+        with interruptible(asyncio.get_running_loop(), left.interrupt):
+            return weakref.ref(left)
+
+    left = uvloop.run(made())
+    gc.collect()
+    assert left() is None
 
 
 def test_weights_that_were_given_anew_are_not_given_again_once_a_checkpoint_has_taken_an_older_ones_place(

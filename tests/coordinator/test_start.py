@@ -6,8 +6,9 @@ import asyncio
 import json
 import shutil
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
 from store_samples import TASK, fates, trajectory
@@ -16,14 +17,18 @@ from dart import manifest
 from dart.commands import running
 from dart.commands.running import JobRun, run_in_loop
 from dart.config import BUILTIN_MODELS, load
-from dart.coordinator.start import starting_point
-from dart.errors import UserError
-from dart.job import Train
+from dart.coordinator.run import Run
+from dart.coordinator.service.journal import Journal
+from dart.coordinator.start import go_back, starting_point
+from dart.coordinator.summary import Summary
+from dart.errors import ProcessLost, UserError
+from dart.job import Collect, Job, Train
 from dart.rundir import RunDirectory
 from dart.store.database import Database
 from dart.store.records import CheckpointRecord, GroupState
 
 MINIWOB = Path(__file__).parents[2] / "configs" / "miniwob_cpu.yaml"
+COLLECT = Collect("policy", (0, 8), per_task=1, most_attempts=1, samples=1, temperature=1.0)
 
 
 @pytest.fixture
@@ -101,6 +106,20 @@ async def test_one_that_was_moved_aside_when_the_trainer_was_killed_is_found(
     assert (await starting_point(database, run)).checkpoint == newest
 
 
+async def test_what_a_run_does_not_go_back_behind_is_not_forgotten(
+    run: RunDirectory, database: Database, tmp_path: Path
+) -> None:
+    weights = run.checkpoints / "v000006" / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(b"cannot be read for a moment")
+    start = await starting_point(database, run)
+    assert start.version == 4
+    weights.write_bytes(whole)
+    assert (await starting_point(database, run)).version == 6, "the trainer had not loaded the older one yet"
+    assert await go_back(start, database, Journal(tmp_path / "metrics.jsonl")) == ({"v000006"}, 2)
+    assert (await starting_point(database, run)).version == 4
+
+
 async def _finish(run: RunDirectory) -> None:
     """As a process that is killed before it has written summary.json."""
     async with await run.open_to_work(create=True) as database:
@@ -139,3 +158,23 @@ def test_a_run_that_cannot_be_set_up_has_failed_and_goes_on_with_its_own_vocabul
         with pytest.raises(UserError, match=why):
             run_in_loop(JobRun(config, directory, Train(), quiet=True, resume=True))
         assert (f"the reference policy is now {model}" in capsys.readouterr().err) is reference_told
+
+
+@pytest.mark.parametrize(
+    ("job", "remedy"),
+    [(Train(), r"continue with: dart train .* --resume "), (COLLECT, "what it collected can still be used")],
+)
+def test_what_to_do_with_a_run_that_has_lost_a_process_depends_on_its_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: Job, remedy: str
+) -> None:
+    class Loses(Run):
+        async def execute(self, launch: Coroutine[Any, Any, None] | None = None) -> Summary:
+            assert launch is not None
+            launch.close()
+            raise ProcessLost("env-0 is gone", exit_code=75)
+
+    monkeypatch.setattr(running, "Run", Loses)
+    config = load(MINIWOB, ("model.path=builtin:tiny-qwen3vl",))
+    with pytest.raises(ProcessLost, match=f"^env-0 is gone; all finished work is kept; {remedy}") as lost:
+        run_in_loop(JobRun(config, RunDirectory.at(tmp_path / "run"), job, quiet=True))
+    assert (lost.value.exit_code, lost.value.why) == (75, "env-0 is gone")

@@ -16,7 +16,7 @@ from fleet_samples import World, replica
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from run_processes.told import events
 
-from dart import config
+from dart import config, manifest
 from dart.commands.control import control
 from dart.commands.look.status import StatusOptions, find
 from dart.commands.look.why import why
@@ -323,7 +323,7 @@ async def test_a_run_that_stalls_for_long_ends_with_its_exit_code(
     async with await folder.open_to_work(create=True) as database:
         await database.start_run(tmp_path.name, "test", {}, started=1.0)
         run = Run(settings(end_after_seconds=2 * BOUND, exit_code=42), folder, database, Train(), Start())
-        with pytest.raises(Stalled, match=r"the start of the run waits for .*; all finished work is kept"):
+        with pytest.raises(Stalled, match=r"the start of the run waits for "):
             try:
                 async with asyncio.timeout(60):
                     await run.execute()
@@ -385,6 +385,8 @@ async def test_an_interruption_waits_for_its_checkpoint_as_long_as_the_config_sa
         scene.run.interrupt()
         command = await asked.get()
         await asyncio.sleep(1.0)
+        with manifest.written(Path(command.path)):
+            pass
         saved = pb.CheckpointSaved(assignment=command.assignment, path=command.path, seconds=1.0)
         scene.run.fleet.receive(trainer, pb.SessionRequest(checkpoint_saved=saved))
     assert bool(events(tmp_path / "metrics.jsonl", "checkpoint")) is is_saved

@@ -30,6 +30,8 @@ class Life:
         self.running: list[Request[None]] = []
         self.line: list[Request[None]] = []
         self.transfers: dict[Replica[None], int] = {}
+        self.served: dict[Replica[None], bool] = {}
+        """Whether it did when its transfer began."""
         self.resting: list[Replica[None]] = []
         self.replicas.on_change.append(self.grant)
 
@@ -95,16 +97,13 @@ class Life:
             case "settle":
                 replicas.publish_newest(self.now)
             case "begin":
-                if chosen := replicas.next_update():
-                    self.transfers[chosen[0]] = chosen[1]
+                self.begin()
             case "pause" if self.transfers:
                 replicas.pause(next(iter(self.transfers)), self.now)
             case "update" if self.transfers:
                 replicas.updated(*self.transfers.popitem(), self.now)
-            case "break" if self.transfers or (chosen := replicas.next_update()):
-                broken, _ = self.transfers.popitem() if self.transfers else chosen
-                replicas.update_broke(broken)
-                self.resting.append(broken)
+            case "break" if self.transfers or self.begin():
+                self.broke(self.transfers.popitem()[0], untouched=number % 2 == 0)
             case "rested" if self.resting:
                 serving = (tried := self.resting.pop(0)).serving
                 replicas.update_failed(tried, self.now)
@@ -115,6 +114,20 @@ class Life:
             case "second" | "minute":
                 self.now += 1.0 if kind == "second" else 60.0
                 replicas.time_passed(self.now)
+
+    def begin(self) -> bool:
+        if chosen := self.replicas.next_update():
+            self.transfers[chosen[0]], self.served[chosen[0]] = chosen[1], chosen[0].serving
+        return chosen is not None
+
+    def broke(self, broken: Replica[None], *, untouched: bool) -> None:
+        before, serve = broken.serving, untouched and self.served[broken]
+        self.replicas.update_broke(broken, self.now, serve=serve)
+        self.resting.append(broken)
+        newer = any(one.capacity and one.version > broken.version for one in self.replicas)
+        may = serve and not (broken.gone or broken.excluded or self.replicas.together)
+        assert broken.serving == before or (may and broken.serving), "the one that went on"
+        assert broken.serving or not may or newer, "old weights serve where no newer ones do"
 
     def check(self) -> None:
         self.grant()

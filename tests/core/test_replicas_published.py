@@ -5,7 +5,7 @@ from __future__ import annotations
 from fleet_samples import transfer_broke
 
 from dart.core.fleet.invariants import validate
-from dart.core.fleet.replica import Replica
+from dart.core.fleet.replica import Replica, Request
 from dart.core.fleet.replicas import Replicas
 
 
@@ -89,13 +89,13 @@ def test_a_replica_whose_transfers_break_takes_no_turn_from_others_and_rests_for
     replicas, (a, b, c) = made("a", "b", "c")
     replicas.staged(1, 0.0)
     assert replicas.next_update() == (a, 1) and replicas.next_update() is None
-    assert replicas.update_broke(a) == 0.5
+    assert replicas.update_broke(a, 0.0) == 0.5
     assert replicas.next_update() == (b, 1), "while it rests"
     replicas.update_failed(a, 1.0)
     assert replicas.next_update() == (a, 1), "beside the one whose turn it is"
     assert replicas.next_update() is None, "one sound replica at a time"
     validate(replicas)
-    assert [replicas.update_broke(a) for _ in range(8)] == [1, 2, 4, 8, 16, 32, 60, 60]
+    assert [replicas.update_broke(a, 0.0) for _ in range(8)] == [1, 2, 4, 8, 16, 32, 60, 60]
     replicas.update_failed(a, 2.0)
     replicas.leave(a, 2.0, for_good=False)
     again = replicas.join("a", 4, 0, None, 3.0)
@@ -134,6 +134,47 @@ def test_a_replica_that_cannot_be_sent_weights_stops_sampling_what_would_be_drop
     assert b.serving, "the fresher one does not"
 
 
+def test_a_replica_that_a_broken_update_left_as_it_was_serves_on() -> None:
+    replicas, (a, b) = made("a", "b", max_staleness=1)
+
+    def broken(replica: Replica[None], *, serve: bool = True) -> bool:
+        """Whether it serves after a transfer that broke."""
+        while (chosen := replicas.next_update()) and chosen[0] is not replica:
+            replicas.updated(*chosen, 0.0)
+        replicas.pause(replica, 0.0)
+        replicas.update_broke(replica, 0.0, serve=serve)
+        validate(replicas)
+        serving = replica.serving
+        replicas.update_failed(replica, 0.0)
+        assert replica.serving == serving
+        return serving
+
+    replicas.staged(1, 0.0)
+    assert broken(b) and replicas.take(Request("b"), 0.0) is b
+    assert not broken(b, serve=False)
+    replicas.updated(b, 1, 0.0)
+    replicas.staged(2, 0.0)
+    assert broken(b), "what it samples can be trained on"
+    replicas.staged(3, 0.0)
+    assert a.version == 2 and not broken(b), "what it samples would be dropped"
+    replicas.updated(b, 3, 0.0)
+    replicas.staged(4, 0.0)
+    replicas.exclude(b, 0.0)
+    assert not broken(b)
+    replicas, (a,) = made("a", together=True)
+    replicas.staged(1, 0.0)
+    assert not broken(a), "none serves until all have the version"
+
+
+def test_an_instance_that_is_gone_does_not_come_back_with_its_transfer() -> None:
+    replicas, (a,) = made("a")
+    replicas.staged(1, 0.0)
+    assert replicas.next_update() == (a, 1)
+    replicas.leave(a, 0.0, for_good=False)
+    replicas.update_broke(a, 0.0, serve=True)
+    assert replicas.take(Request(), 0.0) is None
+
+
 def test_who_is_excluded_is_not_waited_for_again() -> None:
     replicas, (a, b) = made("a", "b")
     replicas.staged(1, 0.0)
@@ -157,7 +198,7 @@ def test_a_trainer_that_sends_to_nobody_leaves_some_in_service() -> None:
         while chosen := replicas.next_update():
             replicas.pause(chosen[0], 0.0)
             out.add(chosen[0].name)
-            replicas.update_broke(chosen[0])
+            replicas.update_broke(chosen[0], 0.0)
             resting.append(chosen[0])
             validate(replicas)
         replicas.update_failed(resting.pop(0), 0.0)
@@ -173,7 +214,7 @@ def test_a_trainer_whose_transfers_end_engines_leaves_some_in_service() -> None:
         assert replica is not None
         replicas.pause(replica, 0.0)
         replicas.leave(replica, 0.0, for_good=False)
-        assert replicas.update_broke(replica) > 0
+        assert replicas.update_broke(replica, 0.0) > 0
         replicas.update_failed(replica, 0.0)
         validate(replicas)
     assert [one.name for one in replicas if one.serving] == ["c", "d"] and replicas.next_update() is None
@@ -181,7 +222,7 @@ def test_a_trainer_whose_transfers_end_engines_leaves_some_in_service() -> None:
     assert replicas.next_update() == (again, 1), "it is out of service anyway"
     assert replicas.next_update() is None
     replicas.leave(again, 110.0, for_good=False)
-    replicas.update_broke(again)
+    replicas.update_broke(again, 110.0)
     assert replicas.next_update() is None
     assert replicas.next_alarm(110.0) == 300.0
     replicas.time_passed(300.0)
@@ -195,4 +236,4 @@ def test_a_break_of_an_instance_that_was_replaced_is_not_held_against_the_new_on
     assert replicas.next_update() == (a, 1)
     replicas.leave(a, 0.0, for_good=False)
     again = replicas.join("a", 4, 0, None, 1.0)
-    assert replicas.update_broke(a) == 0.0 and again.health.breaks == 0
+    assert replicas.update_broke(a, 0.0) == 0.0 and again.health.breaks == 0

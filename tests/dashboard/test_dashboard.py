@@ -60,6 +60,8 @@ async def test_every_page_has_its_data(client: httpx.AsyncClient, run: RunDirect
     assert (row["id"], row["trajectories"]) == (run.name, SMALL.trajectories), "without the episodes of evaluations"
     assert (await client.get(here)).json()["config"]["run"]["name"] == "ladder_demo"
     assert (await client.get(f"{here}/status")).json()["live"] is False
+    pulse = (await client.get(f"{here}/pulse")).json()
+    assert (pulse["last"], pulse["trajectories"], pulse["state"]) == (9001, SMALL.trajectories + 20, row["state"])
     curves = (await client.get(f"{here}/curves")).json()
     assert len(curves["updates"]) == len(curves["series"]["entropy"]) > 3
     assert (await client.get(f"{here}/timeline")).json()["lanes"]
@@ -272,6 +274,16 @@ async def test_a_trajectory_is_exported_as_one_page_that_runs_nothing_of_the_mod
     assert "<script>document.title" not in answer.text
     assert "data:image/png;base64," in answer.text
     assert "http://" not in answer.text.replace("http://www.w3.org", "")
+
+
+async def test_an_exported_page_knows_whether_its_run_is_over(run: RunDirectory, tmp_path: Path) -> None:
+    there = RunDirectory(Path(shutil.copytree(run.path, tmp_path / run.name)))
+    execute(there, ("update runs set state = 'running'", ()))
+    asked = f"/api/runs/{run.name}/trajectories/g000001-1/export.html"
+    async with client_of(there) as client:
+        assert '"ended": true}</script>' in (await client.get(asked)).text, "its process has ended"
+        with there.lock():
+            assert '"ended": false}</script>' in (await client.get(asked)).text
 
 
 @pytest.mark.parametrize("form", ["gif", "mp4"])

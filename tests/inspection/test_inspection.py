@@ -91,6 +91,10 @@ async def test_the_pool_holds_what_its_settings_allow(run: RunDirectory) -> None
     configure(run, "curation.pool", {"per_task": 3, "max_age": 1})
     async with opened(run) as it:
         assert {row.pooled for row in await it.tasks()} == {0}
+    execute(run, ("update trajectories set newest_version = null", ()))
+    configure(run, "curation.pool", {"per_task": 3, "max_age": 1000})
+    async with opened(run) as it:
+        assert max(row.pooled for row in await it.tasks()) == 3, "what no policy sampled counts as version 0"
 
 
 async def test_a_collection_shows_no_success_because_it_stores_no_failure(run: RunDirectory) -> None:
@@ -98,20 +102,8 @@ async def test_a_collection_shows_no_success_because_it_stores_no_failure(run: R
     async with opened(run) as it:
         rows = await it.tasks()
         assert [(row.successes, row.recent_success) for row in rows] == [(None, None)] * len(rows) and rows
-        assert (await it.task(rows[0].suite, rows[0].name)).history == ()
-
-
-async def test_copies_and_evaluations_are_no_trajectories_of_their_own(run: RunDirectory) -> None:
-    async with opened(run) as it:
-        before = (await it.overview()).run.trajectories
-        bars = sum(len(lane.spans) for lane in (await it.episodes(0.0, 2e9)).lanes)
-    evaluate(run, "before", [True, False])
-    two = "select id from trajectories where group_id not like 'eval-%' limit 2"
-    execute(run, (f"update trajectories set pooled_from = 'another' where id in ({two})", ()))
-    async with opened(run) as it:
-        assert (await it.overview()).run.trajectories == before - 2
-        now = sum(len(lane.spans) for lane in (await it.episodes(0.0, 2e9)).lanes)
-        assert now == bars - 2 + 2, "an evaluation's episodes did run"
+        detail = await it.task(rows[0].suite, rows[0].name)
+        assert (detail.history, detail.pool) == ((), ())
 
 
 async def test_deleted_events_are_told_of(run: RunDirectory) -> None:

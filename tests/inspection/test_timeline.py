@@ -15,7 +15,9 @@ from sqlalchemy.dialects import sqlite
 
 from dart.inspection import timeline
 from dart.inspection.opening import RunFiles
+from dart.inspection.records import Span
 from dart.rundir import RunDirectory
+from dart.store.upkeep import Upkeep
 
 Told = tuple[float, str, dict[str, object]]
 
@@ -145,6 +147,17 @@ async def test_what_the_run_has_deleted_is_not_remembered_for_ever(
             lanes = {lane.worker: lane for lane in (await it.timeline()).lanes}
         assert "env-7" not in lanes
         assert [mark.sequence for mark in lanes["rollout-0"].marks] == [8, 9, 10]
+
+
+async def test_a_worker_that_came_long_ago_has_its_lane_in_a_run_that_keeps_few_events(run: RunDirectory) -> None:
+    tell(run, [*BEGUN, *((104.0 + number, "plan", {"task": "x"}) for number in range(50))])
+    async with await run.open_to_work() as database:
+        while await Upkeep(database).trim_events(1):
+            pass
+        assert len(await database.events_since(0)) == 3, "begun, came, and the newest"
+    async with opened(run) as it:
+        (lane,) = (await it.timeline()).lanes
+    assert (lane.worker, lane.spans) == ("env-7", (Span(101.0, None, "ready", "4 slots"),))
 
 
 async def test_the_end_is_that_of_the_newest_event_of_any_kind(run: RunDirectory) -> None:

@@ -26,7 +26,7 @@ from dart.wire.convert import action_to_proto, observation_to_proto
 
 def transfer_broke(replicas: Replicas[S], replica: Replica[S]) -> None:
     """A transfer of weights to it broke, and its rest is over."""
-    replicas.update_broke(replica)
+    replicas.update_broke(replica, 0.0)
     replicas.update_failed(replica, 0.0)
 
 

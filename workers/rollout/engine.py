@@ -6,8 +6,9 @@ What always holds:
 - every sampled token is labelled with the weight version that made it.
 - nothing enters vLLM while its weights change (`gate`); after an update no cache holds anything of older weights, but
   with `keep` requests in flight or waiting go on with what is cached.
-- when the engine process dies, every call raises EngineDiedError; the worker then ends and is started again. The same
-  happens when an update hangs: an engine that waits in NCCL serves nothing and answers nothing.
+- when the engine process dies, `check_alive` and every call that begins raise EngineDiedError; the worker then ends,
+  with whatever still waits for an answer, and is started again. The same happens when an update hangs: an engine that
+  waits in NCCL serves nothing and answers nothing.
 
 Called by `role` on one event loop. Importing this module loads no vLLM; `Engine.start` does.
 """
@@ -16,35 +17,37 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Required, TypedDict
+from typing import TYPE_CHECKING, Literal
 
 from dart.config import RolloutWorkerConfig
 from dart.core.fleet.room import Room
 from dart.core.types import Generation, Image, PromptPart, VersionSpan
 from dart.malloc import release_free_memory
 from dart.screenshots.holder import Holder
-from dart.screenshots.picture import DECODE_ERRORS, decoded, opened
+from dart.screenshots.picture import DECODE_ERRORS, decoded
 from dart.screenshots.shared import SharedScreenshots
 from dart.v1 import weights_pb2 as wpb
 from dart.wire.tokens import vision_token_ids
 from dart.workers.rollout.errors import ContextFullError, EngineDiedError, RequestAbortedError, RequestFailedError
 from dart.workers.rollout.gate import Gate
-from dart.workers.rollout.starting import start_vllm
+from dart.workers.rollout.prompts import EnginePrompt, Prompts
+from dart.workers.rollout.starting import give_up, start_vllm
 from dart.workers.rollout.tokenise import PromptEncoder
 from dart.workers.weights.requests import init_info, update_info
 from dart.workers.weights.transfer import ADAPTER_SLOT, TensorSpec, TransferError
 
 if TYPE_CHECKING:  # vLLM takes seconds to import, and is imported when the engine starts.
-    from PIL.Image import Image as Picture
     from vllm import SamplingParams
     from vllm.lora.request import LoRARequest
-    from vllm.multimodal.media import MediaWithBytes
     from vllm.outputs import RequestOutput
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.engine.output_processor import RequestOutputCollector
+
+log = logging.getLogger(__name__)
 
 PauseMode = Literal["keep", "drain", "abort"]
 _TOO_LONG = ("maximum context length", "longer than the maximum")
@@ -58,15 +61,6 @@ GRACE_SECONDS = 10.0
 transfer have given up by then, each by itself."""
 _BAN = -100.0
 """Added to the logits of banned tokens: vLLM's largest bias."""
-
-
-class EnginePrompt(TypedDict, total=False):
-    """What vLLM takes as a prompt: token ids with one pad per screenshot, and the screenshots in that order."""
-
-    prompt_token_ids: Required[list[int]]
-    cache_salt: Required[str]
-    multi_modal_data: dict[str, list[Picture | MediaWithBytes[Picture]]]
-    multi_modal_uuids: dict[str, list[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +82,7 @@ class Engine:
         self._screenshots = Holder(config.rollout.image_cache_entries, shared)
         self._transfer_seconds = config.sync.timeout_seconds
         self._transport = config.sync.transport
-        self._caches_images = config.rollout.processor_cache_bytes > 0
+        self._prompts = Prompts(caches_images=config.rollout.processor_cache_bytes > 0)
         self._single_gpu = config.rollout.gpus == 1
         """On several GPUs, a call that fails on one of them leaves vLLM with answers of the others that nobody took."""
         self._joined: str | None = None
@@ -107,8 +101,6 @@ class Engine:
         tokens = cache.kv_cache_size_tokens or (cache.num_gpu_blocks or 0) * cache.block_size
         self.room = Room(tokens, config.rollout.slots)
         """For requests, in the KV cache."""
-        self._salt = 0
-        """Part of every cache key: incrementing it invalidates everything that is cached."""
 
     @classmethod
     async def start(cls, config: RolloutWorkerConfig) -> Engine:
@@ -116,15 +108,13 @@ class Engine:
         starting = asyncio.ensure_future(asyncio.to_thread(start_vllm, config))
         try:
             llm = await asyncio.shield(starting)
+            engine = cls(llm, config)
+            if (adapter := config.adapter) is not None:
+                await llm.collective_rpc("serve_adapter", kwargs=adapter.model_dump(mode="json"))
+            await llm.update_weight_version(str(config.weight_version))
         except asyncio.CancelledError:
-            # The thread cannot be stopped; the engine that it starts must not be left behind.
-            llm = await starting
-            await asyncio.to_thread(llm.shutdown)
+            await give_up(starting)
             raise
-        engine = cls(llm, config)
-        if (adapter := config.adapter) is not None:
-            await llm.collective_rpc("serve_adapter", kwargs=adapter.model_dump(mode="json"))
-        await llm.update_weight_version(str(config.weight_version))
         return engine
 
     @property
@@ -194,8 +184,6 @@ class Engine:
 
         Raises TransferError, ValueError, EngineDiedError.
         """
-        from vllm.v1.engine.exceptions import EngineDeadError
-
         if self._transport != "gloo":
             raise ValueError(
                 f"over {self._transport} weights go straight into the model: send LoadWeights with the group"
@@ -204,14 +192,9 @@ class Engine:
             "init_info": init_info(self._transport, group, self._transfer_seconds),
             "update_info": update_info(self._transport, version, tensors),
         }
-        try:
-            await self._llm.collective_rpc("begin_receiving_weights", kwargs=arguments)
-        except EngineDeadError as error:
-            raise EngineDiedError(str(error)) from None
-        except Exception as error:  # noqa: BLE001  as in `_receive`
-            if not self._single_gpu:
-                raise EngineDiedError(f"weights {version} were not received: {error}") from None
-            raise TransferError(str(error)) from None
+        async with self._in_time(f"receiving weights {version} did not begin"):
+            with self._asking(f"weights {version} were not received", TransferError):
+                await self._llm.collective_rpc("begin_receiving_weights", kwargs=arguments)
 
     async def update(
         self, version: int, group: wpb.TransferGroup | None, tensors: Sequence[TensorSpec], mode: PauseMode
@@ -223,17 +206,15 @@ class Engine:
         begun finish first, the others begin with the new weights. abort: they end with RequestAbortedError. Raises
         TransferError, after which the old version continues to serve, and EngineDiedError: also when vLLM, once paused,
         has not finished `GRACE_SECONDS` after `sync.timeout_seconds`, because over NCCL it waits for a lost trainer for
-        ever.
+        ever. It is not asked to resume then: it would not answer.
         """
-        from vllm.v1.engine.exceptions import EngineDeadError
-
-        limit = self._transfer_seconds + GRACE_SECONDS
+        late = f"weights {version} were not loaded"
         async with self._gate.closed():
             paused = time.monotonic()
             try:
-                async with asyncio.timeout(limit):
+                async with self._in_time(late):
                     await self._pause(version, mode)
-                async with asyncio.timeout(limit):
+                async with self._in_time(late):
                     try:
                         await self._receive(version, group, tensors)
                     except TransferError:
@@ -241,14 +222,10 @@ class Engine:
                         raise
                     await self._forget(mode)
                     await self._llm.resume_generation()
-            except TimeoutError:
-                # It is not asked to resume: it would not answer.
-                raise EngineDiedError(
-                    f"weights {version} were not loaded within sync.timeout_seconds and {GRACE_SECONDS:g} s more "
-                    f"({limit:g} s): the trainer's end of the transfer has failed, or is slower than that"
-                ) from None
-            except EngineDeadError as error:
-                raise EngineDiedError(str(error)) from None
+            except (TransferError, EngineDiedError):
+                raise
+            except Exception as error:  # noqa: BLE001  as in `_receive`
+                raise EngineDiedError(f"weights {version}: {error}") from None
             self._version = version
             return Update(time.monotonic() - paused, sum(spec.bytes for spec in tensors))
 
@@ -264,18 +241,58 @@ class Engine:
                 f"({self._transfer_seconds:g}): raise it, or set sync.mode to keep or abort"
             ) from None
 
+    def check_alive(self) -> None:
+        """Raises EngineDiedError once the engine process has ended. vLLM fails the requests in flight by itself then,
+        but leaves other calls waiting for their answer."""
+        if self._llm.errored:
+            raise EngineDiedError("its process has ended")
+
     async def release_memory_now_and_then(self) -> None:
-        """Give the kernel back, every minute, what this process and the engine's hold free. Ends when the engine dies.
+        """Give the kernel back, every minute, what this process and the engine's hold free, until cancelled. Raises
+        EngineDiedError.
 
         Between blocks that live long, those of requests otherwise leave gaps that grow for hours.
         """
+        said: set[str] = set()
+        while True:
+            await asyncio.sleep(_RELEASE_SECONDS)
+            try:
+                with self._asking("memory was not released", RuntimeError):
+                    await self._llm.collective_rpc("release_free_memory")
+            except RuntimeError as error:
+                if str(error) not in said:
+                    said.add(str(error))
+                    log.warning("the engine's free memory was not given back: %s", error)
+            await asyncio.to_thread(release_free_memory)
+
+    @contextlib.asynccontextmanager
+    async def _in_time(self, late: str) -> AsyncIterator[None]:
+        """Raises EngineDiedError, which begins with `late`, for what lasts longer than a transfer may and
+        `GRACE_SECONDS`."""
+        limit = self._transfer_seconds + GRACE_SECONDS
+        try:
+            async with asyncio.timeout(limit):
+                yield
+        except TimeoutError:
+            raise EngineDiedError(
+                f"{late} within sync.timeout_seconds and {GRACE_SECONDS:g} s more ({limit:g} s): the engine hangs, or "
+                "the trainer's end of the transfer has failed, or is slower than that"
+            ) from None
+
+    @contextlib.contextmanager
+    def _asking(self, failed: str, otherwise: type[Exception]) -> Iterator[None]:
+        """For a call to the engine's GPUs that fails: raises EngineDiedError if the engine is dead or, with `failed`,
+        has several GPUs, and else `otherwise`."""
         from vllm.v1.engine.exceptions import EngineDeadError
 
-        with contextlib.suppress(EngineDeadError):  # whoever uses the engine is told
-            while True:
-                await asyncio.sleep(_RELEASE_SECONDS)
-                await self._llm.collective_rpc("release_free_memory")
-                await asyncio.to_thread(release_free_memory)
+        try:
+            yield
+        except EngineDeadError as error:
+            raise EngineDiedError(str(error)) from None
+        except Exception as error:  # noqa: BLE001  as in `_receive`
+            if not self._single_gpu:
+                raise EngineDiedError(f"{failed}: {error}") from None
+            raise otherwise(str(error)) from None
 
     async def close(self) -> None:
         """End the engine process."""
@@ -293,7 +310,7 @@ class Engine:
             async with self._gate.entering():
                 if request_id in self._aborted:
                     raise RequestAbortedError(f"request {request_id} was aborted before it began")
-                collector = await self._enter(request_id, self._prompt(ids, images), sampling)
+                collector = await self._enter(request_id, self._prompts.made(ids, images), sampling)
             try:
                 return await collector.get()
             except asyncio.CancelledError:
@@ -302,6 +319,7 @@ class Engine:
         except EngineDeadError as error:
             raise EngineDiedError(str(error)) from None
         except VLLMClientError as error:
+            self._prompts.rename(images)  # what vLLM has noted of them, its engine process has not been sent
             if any(words in str(error) for words in _TOO_LONG):
                 raise ContextFullError(
                     f"the prompt is longer than rollout.max_model_len ({self._max_model_len}): raise it, or shorten "
@@ -309,10 +327,10 @@ class Engine:
                 ) from None
             raise ValueError(f"vLLM refuses the prompt: {error}") from None
         except (GenerationError, EngineGenerateError, GracefulHTTPError) as error:
-            self._salt += 1
+            self._prompts.forget()
             raise RequestFailedError(f"vLLM failed the request: {error}") from None
         except DECODE_ERRORS:
-            self._salt += 1
+            self._prompts.forget()
             for image in images:
                 decoded(image)  # names the one that cannot be
             raise
@@ -334,22 +352,6 @@ class Engine:
             await self._llm.abort(collector.request_id, internal=True)
         return collector
 
-    def _prompt(self, ids: list[int], images: list[Image]) -> EnginePrompt:
-        prompt: EnginePrompt = {"prompt_token_ids": ids, "cache_salt": f"{self._salt}"}
-        if images:
-            # With an id of its own an image is not hashed, and within `MediaWithBytes` not decoded while vLLM still
-            # holds its processed form. It is always passed along, because vLLM may have evicted that.
-            prompt["multi_modal_data"] = {"image": [self._undecoded(image) for image in images]}
-            prompt["multi_modal_uuids"] = {"image": [f"{image.sha256.hex()}-{self._salt}" for image in images]}
-        return prompt
-
-    def _undecoded(self, image: Image) -> Picture | MediaWithBytes[Picture]:
-        """A picture that vLLM decodes when it processes it, which it does once while its cache holds the result."""
-        from vllm.multimodal.media import MediaWithBytes
-
-        # Without a cache vLLM takes what is within as it is, where it should be turned upright and made RGB.
-        return MediaWithBytes(opened(image), image.data) if self._caches_images else opened(image)
-
     def _sampling(self, temperature: float, max_tokens: int) -> SamplingParams:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
@@ -370,7 +372,7 @@ class Engine:
         if completion.finish_reason == "abort":
             raise RequestAbortedError(f"request {output.request_id} was aborted")
         if completion.finish_reason not in ("stop", "length"):
-            self._salt += 1  # Most likely the image cache: begin a new one.
+            self._prompts.forget()  # Most likely the image cache: begin a new one.
             raise RequestFailedError(f"vLLM ended request {output.request_id} with {completion.finish_reason!r}")
         token_ids = completion.token_ids
         flat = completion.logprobs
@@ -433,7 +435,7 @@ class Engine:
         """Make sure that nothing computed with older weights is used again."""
         if mode == "keep":
             # Requests in flight still use their cache; resetting it under them would end vLLM's engine process.
-            self._salt += 1
+            self._prompts.forget()
             return
         await self._llm.reset_prefix_cache(reset_running_requests=True)
         await self._llm.reset_encoder_cache()

@@ -72,7 +72,6 @@ class RolloutRole(WorkerRole, Offering):
 
     def __init__(self) -> None:
         self._engine: Engine | None = None
-        self._memory: asyncio.Task[None] | None = None
         self._packs = False
 
     @staticmethod
@@ -89,7 +88,6 @@ class RolloutRole(WorkerRole, Offering):
             self._engine = await Engine.start(config)
         finally:
             deadline.cancel()
-        self._memory = asyncio.create_task(self._engine.release_memory_now_and_then())
         return pb.Ready(
             slots=config.rollout.slots,
             weight_version=self._engine.version,
@@ -100,15 +98,19 @@ class RolloutRole(WorkerRole, Offering):
         )
 
     async def run(self, say: Callable[[pb.Slots], None]) -> None:
-        """Report how many requests the KV cache has room for, whenever that changes."""
-        assert self._engine is not None, "it is called after `prepare`"
-        room = self._engine.room
-        said = room.most
-        while True:
-            await asyncio.sleep(_BETWEEN_OFFERS)
-            if room.slots != said:
-                said = room.slots
-                say(pb.Slots(count=said, reason=room.reason))
+        """Report how many requests the KV cache has room for, whenever that changes, and give memory back. Raises
+        EngineDiedError, in a group, once the engine has died."""
+        engine = self._engine
+        assert engine is not None, "it is called after `prepare`"
+        said = engine.room.most
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(engine.release_memory_now_and_then())
+            while True:
+                await asyncio.sleep(_BETWEEN_OFFERS)
+                engine.check_alive()
+                if engine.room.slots != said:
+                    said = engine.room.slots
+                    say(pb.Slots(count=said, reason=engine.room.reason))
 
     async def handle(self, command: Command) -> Reply | None:
         engine = self._engine
@@ -131,8 +133,6 @@ class RolloutRole(WorkerRole, Offering):
                 raise CommandError(pb.FAILURE_CODE_INVALID, f"a rollout worker does not know {name}")
 
     async def close(self) -> None:
-        if self._memory is not None:
-            self._memory.cancel()
         engine, self._engine = self._engine, None
         if engine is not None:
             await engine.close()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import difflib
 import json
+import multiprocessing
 import os
 from collections.abc import Collection, Iterable
 from pathlib import Path
@@ -18,6 +20,7 @@ from dart.core.capacity.memory import ENCODED_PROMPTS
 from dart.errors import UserError
 from dart.workers.rollout import environment, forkserver
 from dart.workers.weights.owner import own_engines
+from dart.workers.weights.transfer import ADAPTER_FILE
 
 if TYPE_CHECKING:  # vLLM takes seconds to import, and is imported when the engine starts.
     from transformers import PretrainedConfig
@@ -32,6 +35,8 @@ _QUANTISED: dict[str, dict[str, object]] = {
     "fp8": {"quantization": "fp8_per_channel", "quantization_config": {"ignore": ["re:.*visual.*"]}},
 }
 """The engine's arguments by `rollout.quantization`."""
+_KILL_SECONDS = 0.5
+"""How often an engine that is not wanted any more is killed while it starts: its process may not be there yet."""
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The ranks that vLLM can make room for (`max_lora_rank`)."""
 
@@ -56,6 +61,16 @@ def check_model(folder: Path) -> None:
             f"model.path: {folder} is a {', '.join(architectures) or 'model of no named architecture'}, "
             "which this vLLM cannot load: use a vision-language model that vLLM supports, for example Qwen3-VL"
         )
+
+
+def check_adapter(adapter: ServedAdapter | None) -> None:
+    """Raises UserError if the adapter of a checkpoint is not there."""
+    if adapter is None or adapter.folder is None or (adapter.folder / ADAPTER_FILE).is_file():
+        return
+    raise UserError(
+        f"there is no {ADAPTER_FILE} in {adapter.folder}: with trainer.lora.sync: adapter, replicas begin with that of "
+        "the newest checkpoint, so put run.directory on a file system that they see, too, under the same path"
+    )
 
 
 def interleave_positions(config: PretrainedConfig) -> PretrainedConfig:
@@ -157,6 +172,7 @@ def start_vllm(config: RolloutWorkerConfig) -> AsyncLLM:
     known = [field.name for field in dataclasses.fields(AsyncEngineArgs)]
     check_known(config.rollout.engine_args, known, vllm.__version__)
     check_model(config.model.folder)
+    check_adapter(config.adapter)
     quantised = config.rollout.quantization != "none"
     if quantised and current_platform.is_cuda() and not current_platform.has_device_capability(89):
         raise UserError(
@@ -184,6 +200,20 @@ def start_vllm(config: RolloutWorkerConfig) -> AsyncLLM:
             "another process has some of the GPU's (rollout.engine_args.gpu_memory_utilization), or /dev/shm is too "
             "small for an engine on more than one GPU"
         ) from None
+
+
+async def give_up(starting: asyncio.Future[AsyncLLM]) -> None:
+    """End the engine that `start_vllm` starts in a thread, or has started; its errors count no more.
+
+    The thread cannot be stopped, but ends with the engine process that it waits for. A worker has no other children of
+    `multiprocessing`.
+    """
+    while not starting.done():
+        for process in multiprocessing.active_children():
+            process.kill()
+        await asyncio.wait({starting}, timeout=_KILL_SECONDS)
+    if starting.exception() is None:
+        await asyncio.to_thread(starting.result().shutdown)
 
 
 def _line(error: Exception) -> str:

@@ -1,9 +1,9 @@
 """Checkpoint folders: a Hugging Face model that `from_pretrained` loads, and what training needs to resume.
 
-Tokenizer, processor and chat template are copied byte for byte from the folder that training started from. Optimiser
-state, update count, weight version and, where the model's dtype is narrower, float32 weights are in `trainer_state.pt`.
-Where ranks hold parts of the weights, all of this is in the folder `trainer_state`, written by
-`torch.distributed.checkpoint`. Any number of ranks, sharded or not, resumes from either.
+Tokenizer, processor, chat template and defaults of generation are copied byte for byte from the folder that training
+started from. Optimiser state, update count, weight version and, where the model's dtype is narrower, float32 weights
+are in `trainer_state.pt`. Where ranks hold parts of the weights, all of this is in the folder `trainer_state`, written
+by `torch.distributed.checkpoint`. Any number of ranks, sharded or not, resumes from either.
 
 A checkpoint is made in two steps: what the next update will change is copied into host memory, and then written while
 updates go on.
@@ -30,18 +30,18 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from transformers import PreTrainedModel
 
 from dart import manifest
 from dart.config import ADAPTER_FOLDER, Lora
-from dart.errors import UserError
+from dart.errors import UserError, first_line
 from dart.workers.train import collectives
 from dart.workers.train.adapters import lora as adapters
 from dart.workers.train.adapters.weights import adapter_of, write_adapter
 from dart.workers.train.errors import OTHER_CHECKPOINT, TrainError
 from dart.workers.train.passes import parts
 
+CONFIG, GENERATION = "config.json", "generation_config.json"
 STATE = "trainer_state.pt"
 PARTS = "trainer_state"
 NOT_COPIED = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json", manifest.NAME)
@@ -121,12 +121,14 @@ def stage_sharded(
         # Leaving this on rank 0 seals the folder and gives it its name; on an error it is removed.
         named = _by_all(lambda: _begun(path, saved, begun) if first else "", device)
         folder = Path(collectives.all_gather(named)[0])
-        state: Nested = BlockingAsyncStager().stage(_state(saved))
+        _by_all(lambda: _check_seen(folder), device)
+        # Not by torch's stager, which copies everything from the device twice.
+        state = {kind: {name: _copy(one) for name, one in these.items()} for kind, these in _state(saved).items()}
         weights, adapter = gather(), adapter_of(saved.model)
         until_whole = begun.pop_all()
 
     def write() -> None:
-        problem = ""
+        problem: str | None = None
         try:
             if device.type == "cuda":
                 torch.cuda.set_device(device)  # a new thread is on GPU 0, where DCP's stream would cost a context
@@ -135,8 +137,8 @@ def stage_sharded(
                 if first:
                     _write_model(folder, saved, weights, adapter)
         except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks wait to be told
-            problem = str(error)
-        told = [one for one in collectives.all_gather(problem, writers) if one]
+            problem = first_line(error)  # that of a MemoryError is its name
+        told = [one for one in collectives.all_gather(problem, writers) if one is not None]
         if told:
             raise TrainError(problem or f"another rank could not write the checkpoint: {told[0]}")
 
@@ -146,6 +148,15 @@ def stage_sharded(
 def _begun(path: Path, saved: Saved, begun: ExitStack) -> str:
     check_room(path, saved, states_weights=True)
     return str(begun.enter_context(manifest.written(path.absolute())))
+
+
+def _check_seen(folder: Path) -> None:
+    if not folder.is_dir():
+        raise OSError(
+            errno.ENOENT,
+            "rank 0 has made it, and this rank does not see it: put run.directory on a file system that all ranks have",
+            str(folder),
+        )
 
 
 def check_room(path: Path, saved: Saved, *, states_weights: bool) -> None:
@@ -189,11 +200,12 @@ def _by_all(work: Callable[[], T], device: torch.device) -> T:
 def _write_model(
     folder: Path, saved: Saved, weights: dict[str, torch.Tensor], adapter: dict[str, torch.Tensor]
 ) -> None:
-    for file in saved.source.iterdir():
-        if file.is_file() and not file.name.endswith(NOT_COPIED):
-            shutil.copyfile(file, folder / file.name)
     saved.model.save_pretrained(folder, state_dict=weights)
-    _write_dtype(folder / "config.json", saved.dtype)
+    _write_dtype(folder / CONFIG, saved.dtype)
+    (folder / GENERATION).unlink(missing_ok=True)  # it says nothing: see `model.load_model`
+    for file in saved.source.iterdir():
+        if file.is_file() and file.name != CONFIG and not file.name.endswith(NOT_COPIED):
+            shutil.copyfile(file, folder / file.name)
     if saved.lora is not None:
         write_adapter(folder / ADAPTER_FOLDER, saved.model, saved.lora, saved.source, adapter, saved.digest)
 

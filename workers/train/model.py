@@ -8,7 +8,14 @@ from pathlib import Path
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoImageProcessor,
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+)
 from transformers.image_processing_utils import BaseImageProcessor
 
 from dart.errors import UserError, first_line
@@ -58,6 +65,8 @@ def load_model(
             what = f"{len(names)} {problem.replace('_', ' ')}, the first is {names[0]}"
             raise UserError(f"model.path: weights in {folder} do not fit its config.json ({what}): {remedy}")
     _check_takes_encoded(model)
+    # The trainer generates nothing, and transformers refuses to save a model with defaults that it only warns of here.
+    model.generation_config = GenerationConfig()
     _speed_up(model, device)
     prepare(model)
     return model.to(device).eval()

@@ -170,8 +170,7 @@ class Trainer:
         self.updates += 1
         self.version += 1
         self.remarks = faults.remarks
-        if faults.smallest_too_large is not None:
-            self.token_limit = max(1, min(self.token_limit, faults.smallest_too_large // 2))
+        self.token_limit = faults.within(self.token_limit)
         metrics |= self._metrics(tallies)
         (metrics["samples_left_out"],) = collectives.all_sum([len(faults.left_out)], self.device)
         metrics["steps_taken"] = len(norms)
@@ -203,7 +202,7 @@ class Trainer:
         """log π_old and entropy of steps before the first optimiser step, by `id`. refuse: as `_check_some_left`."""
         rows = [row for rows in minibatches for row in rows]
         work = Scoring(self)
-        cut = self._cut(rows)
+        cut = self._cut(rows, faults)
         with self._phases.timed(SCORE):
             collectives.together(lambda: work_through(cut, work, faults, self._runner), "score its share", self.device)
         self._check_some_left(rows, faults, refuse)
@@ -217,7 +216,7 @@ class Trainer:
         The norm is None where the step was skipped. `first`: no minibatch of the update has changed the weights yet.
         """
         work = Learning(self, totals, scores)
-        cut = self._cut(rows)
+        cut = self._cut(rows, faults)
         with self._phases.timed(GRADIENT):
             collectives.together(lambda: work_through(cut, work, faults, self._runner), "finish its share", self.device)
         if not self._check_some_left(rows, faults, refuse=first):
@@ -372,9 +371,9 @@ class Trainer:
             raise SampleError(f"{blamed[0].name}: {error}", batches.trajectories(blamed)) from error
         return batches.collate(rows, screenshots, self.layout)
 
-    def _cut(self, rows: list[batches.Row]) -> batches.Batches:
-        """Micro-batches, whose screenshots are prepared from now on."""
-        cut = batches.cut(rows, self.token_limit)
+    def _cut(self, rows: list[batches.Row], faults: Faults) -> batches.Batches:
+        """Micro-batches, of sizes that have not been too large yet, whose screenshots are prepared from now on."""
+        cut = batches.cut(rows, faults.within(self.token_limit))
         self.screenshots.ahead(image for part in cut for row in part for image in row.images)
         return cut
 

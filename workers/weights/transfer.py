@@ -29,6 +29,8 @@ ADAPTER_SLOT = 1
 """The number by which vLLM knows a replica's only adapter."""
 ADAPTER_PREFIX = "base_model.model."
 """How PEFT's names of an adapter's weights begin, and those of a model's do not."""
+ADAPTER_FILE = "adapter_model.safetensors"
+"""PEFT's name of the file with an adapter's weights."""
 
 BUCKET_BYTES = 64 << 20
 """Tensors are sent packed into buffers of about this size: few messages, and one buffer's worth of extra memory."""

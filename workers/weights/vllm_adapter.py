@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from vllm.lora.lora_model import LoRAModel
 from vllm.lora.peft_helper import PEFTHelper
 
-from dart.workers.weights.transfer import ADAPTER_SLOT
+from dart.workers.weights.transfer import ADAPTER_FILE, ADAPTER_SLOT
 
 if TYPE_CHECKING:
     from vllm.lora.model_manager import LoRAModelManager
@@ -30,7 +30,7 @@ class Adapter:
     def begin(self, folder: Path | None) -> None:
         """Take the adapter in the folder, in PEFT's form; without one, an adapter that adds nothing."""
         if folder is not None:
-            self.take(load_file(folder / "adapter_model.safetensors"))
+            self.take(load_file(folder / ADAPTER_FILE))
             return
         nothing = self._manager.create_dummy_lora(ADAPTER_SLOT, self._settings.r, {})
         for layer in nothing.loras.values():

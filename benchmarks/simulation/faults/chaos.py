@@ -161,7 +161,7 @@ class _Life:
         names, seed = list(settings.environment.tasks.names), self.outcome.seed
         missing = self.cluster.missing if self.updates is None else frozenset()
         if "train" not in missing:
-            SimulatedTrainer(self.links, timings, version).checkpoints = True
+            SimulatedTrainer(self.links, timings, version)
         for name in [name for name in self.cluster.replica_names if name not in missing]:
             SimulatedReplica(self.links, name, timings, seed, version)
         for name in [name for name in self.cluster.env_names if name not in missing]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Generic, TypeVar, cast
 
 import click
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -38,6 +38,7 @@ from dart.inspection.records import RunRow
 from dart.inspection.runs import rows_of, run_directories
 from dart.inspection.wording import details, elapsed, headline, plain, quarantine_lines, stall_lines, worker_lines
 from dart.rundir import RunDirectory
+from dart.store.lock import is_held
 from dart.store.records import RunRecord, RunState
 from dart.v1 import control_pb2 as cpb
 from dart.wire.status import status_from_proto
@@ -45,6 +46,7 @@ from dart.wire.status import status_from_proto
 T = TypeVar("T")
 
 WATCH_SECONDS = 1.0
+SILENT = "its coordinator does not answer: the run may be about to resume by itself (Ctrl-C ends this view)"
 WIDEST = 240
 """Characters of a line where there is no terminal."""
 
@@ -118,13 +120,14 @@ async def _watch(options: StatusOptions) -> None:
     if (found := await find(options, _read)).live is None:
         return
     with Live(auto_refresh=False) if sys.stdout.isatty() else contextlib.nullcontext() as live:
-        while found.live is not None:
-            told = status_from_proto(found.live)
-            left = pace.left(told, time.monotonic())
-            if live is not None:
-                live.update(picture(told, "Ctrl-C ends this view", left), refresh=True)
+        while found.live is not None or _goes_on(options):
+            if found.live is None:  # it is resumed with new processes, or about to be
+                pace = Pace()
+                _show(live, Text(SILENT), SILENT)
             else:
-                click.echo(plain_lines(told, left))
+                told = status_from_proto(found.live)
+                left = pace.left(told, time.monotonic())
+                _show(live, picture(told, "Ctrl-C ends this view", left), plain_lines(told, left))
             await asyncio.sleep(PLAIN_SECONDS if live is None else WATCH_SECONDS)
             try:
                 found = await find(options, _read)
@@ -132,6 +135,19 @@ async def _watch(options: StatusOptions) -> None:
                 if options.address is None:
                     raise
                 return  # it has ended
+
+
+def _show(live: Live | None, drawn: RenderableType, lines: str) -> None:
+    """In a terminal, or line by line."""
+    if live is not None:
+        live.update(drawn, refresh=True)
+    else:
+        click.echo(lines)
+
+
+def _goes_on(options: StatusOptions) -> bool:
+    """Whether a process works on the run, although its coordinator does not answer."""
+    return options.run is not None and is_held(RunDirectory(options.run).lock_file)
 
 
 async def _read(files: RunFiles) -> Past:

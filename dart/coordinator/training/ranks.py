@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from dart import manifest
 from dart.coordinator.fleet.sessions import CommandFailed, Fleet, InfrastructureError, Worker, WorkerLost
 from dart.coordinator.training.pages import TooLarge, pages_of
 from dart.core.curation.batches import ReleasedGroup, balance, samples_of
@@ -35,6 +36,9 @@ REFUSALS = (pb.FAILURE_CODE_UNKNOWN_IMAGE, pb.FAILURE_CODE_INVALID, pb.FAILURE_C
 """A rank that answers with one of these has not changed its weights; the most informative comes first."""
 REFUSAL_SECONDS = 30.0
 """When one rank has refused, the others have this long to report that they gave up too."""
+SEEN_SECONDS, LOOK_SECONDS = 60.0, 0.5
+"""How long a checkpoint that another machine has written may take to be seen here: network file systems remember for a
+while what was not there."""
 TRAINER = "trainer"
 
 
@@ -55,7 +59,7 @@ class TrainerLost(ProcessLost):
 
 
 class UpdateRefused(UserError):
-    """Every rank is connected with unchanged weights, and none has trained on the batch.
+    """Every rank is connected and has answered, and at least one refused: none has trained on the batch.
 
     `trajectories`: those that the ranks blame.
     """
@@ -186,7 +190,7 @@ class TrainerRanks:
     async def save(self, path: Path, version: int) -> pb.CheckpointSaved:
         """Save the current weights, which are of this version or newer, in a checkpoint. Updates may go on meanwhile.
 
-        Raises TrainerLost, and NotSaved when it cannot be written.
+        Raises TrainerLost, and NotSaved when it cannot be written, or this machine does not see it.
         """
         name = f"c{next(self._numbers)}"
         command = pb.SaveCheckpoint(assignment=pb.Assignment(assignment_id=name, attempt=1), path=str(path))
@@ -195,11 +199,12 @@ class TrainerRanks:
                 replies = await self._all(
                     lambda rank: [pb.SaveCheckpoint.FromString(command.SerializeToString())], name
                 )
-            except UpdateRefused as error:  # all ranks gave up; where one alone did, the others wait for it
+            except UpdateRefused as error:  # all ranks have answered, and at least one of them could not write
                 raise NotSaved(str(error.__cause__)) from error
         saved: pb.CheckpointSaved = replies[0]
         if saved.weight_version < version:
             raise NotSaved(f"the trainer saved version {saved.weight_version}, although it has made version {version}")
+        await _check_seen(path)
         return saved
 
     async def send_weights(
@@ -315,3 +320,16 @@ def _named(batch: Sequence[ReleasedGroup], trajectories: Collection[str], why: s
 def timed(trained: pb.Trained, begun: float) -> dict[str, float]:
     """An update's metrics with its times in seconds: in the trainer, and as measured here."""
     return {**trained.metrics, "seconds": trained.seconds, "round_trip_seconds": time.monotonic() - begun}
+
+
+async def _check_seen(checkpoint: Path) -> None:
+    """Raises NotSaved unless a checkpoint that the trainer has written is here, too."""
+    try:
+        async with asyncio.timeout(SEEN_SECONDS):
+            while not (checkpoint / manifest.NAME).is_file():  # noqa: ASYNC110 - no file system tells
+                await asyncio.sleep(LOOK_SECONDS)
+    except TimeoutError:
+        raise NotSaved(
+            f"the trainer says that it has written {checkpoint}, and it is not there: put run.directory on a file "
+            "system that the coordinator and the trainer share"
+        ) from None

@@ -1,11 +1,14 @@
 """Weight sync. Rolling: one replica after the other gets the newest version while the others serve.
 
 `dart.core.fleet.replicas.Replicas` decides which versions are published, and which replica is updated next; whenever it
-has changed, `WeightSync.run` starts the transfers that it allows. Over gloo a replica receives while it serves, and is
-out of the rotation only while it loads the received weights into the model. Over NCCL it leaves the rotation first, and
+has changed, `WeightSync.run` starts the transfers that it allows. Over gloo a replica receives while it serves, then
+leaves the rotation, drains, and loads what it has received into the model. Over NCCL it leaves the rotation first, and
 the transfer starts once it has drained: the trainer's end occupies its GPU for as long as it waits for the replica's.
-Training and the other replicas continue; with `schedule.sync: all` none serves until all have answered. A transfer that
-fails is repeated for that replica with a new transfer group, and does not affect the trainer.
+Draining, the transfer, and over gloo the loading may each take `sync.timeout_seconds`. Training and the other replicas
+continue; with `schedule.sync: all` none serves until all have answered.
+
+A transfer that fails is repeated for that replica with a new transfer group, and does not affect the trainer. A replica
+that is known to be as it was goes on serving until then; any other is out of the rotation until a transfer succeeds.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from dart import config
-from dart.coordinator.fleet.sessions import InfrastructureError, Worker
+from dart.coordinator.fleet.sessions import CommandFailed, InfrastructureError, Worker
 from dart.coordinator.service.journal import Journal
 from dart.coordinator.training.ranks import TrainerRanks
 from dart.core.fleet.replica import Replica
@@ -42,6 +45,10 @@ _MODES = {
 }
 SETTLE_TIMEOUTS = 3
 """For how many `sync.timeout_seconds` weights may reach no further replica, before those without are excluded."""
+
+
+class _Untouched(InfrastructureError):
+    """An update failed, and the replica is as it was: it can go on serving with the weights that it has."""
 
 
 class WeightSync:
@@ -121,11 +128,11 @@ class WeightSync:
             self._settled.clear()
 
     async def _update(self, replica: Replica[Worker], version: int) -> None:
-        started, began = time.time(), time.monotonic()
+        started, began, served = time.time(), time.monotonic(), replica.serving
         self._journal.event("sync_started", replica=replica.name, version=version, versions=self._replicas.versions)
         try:
             with self._in_time():
-                pause_seconds = await self._leave_rotation(replica)
+                pause_seconds = 0.0 if self._ahead(replica) else await self._leave_rotation(replica)
                 # While it drained, the trainer may have made another version and dropped this one.
                 version = self._replicas.retarget(replica)
                 loaded = await self._transfer(replica, version)
@@ -133,7 +140,9 @@ class WeightSync:
             log.warning("sync of %s to version %d failed: %s", replica.name, version, error)
             self._journal.event("sync_failed", replica=replica.name, version=version, why=str(error))
             self._groups.pop(replica, None)
-            await asyncio.sleep(min(self._settings.timeout_seconds, self._replicas.update_broke(replica)))
+            serve = served and isinstance(error, _Untouched)
+            rest_seconds = self._replicas.update_broke(replica, time.monotonic(), serve=serve)
+            await asyncio.sleep(min(self._settings.timeout_seconds, rest_seconds))
             self._replicas.update_failed(replica, time.monotonic())
             return
         if not self._replicas.updated(replica, version, time.monotonic()):
@@ -165,12 +174,11 @@ class WeightSync:
         return self._settings.transport == "gloo" and has(replica.session.hello, RECEIVES_WHILE_SERVING)
 
     async def _leave_rotation(self, replica: Replica[Worker]) -> float:
-        """Take a replica that cannot receive while it serves out of the rotation, and wait until it has drained.
+        """Take the replica out of the rotation and, with `sync.mode: drain`, wait until it has drained.
 
-        Returns how long that took, in seconds. Raises TimeoutError, and InfrastructureError if the replica is gone.
+        Returns how long that took, in seconds. Raises InfrastructureError.
         """
-        if self._ahead(replica):
-            return 0.0
+        _check_there(replica)
         began = time.monotonic()
         self._replicas.pause(replica, began)
         if self._settings.mode == "drain":
@@ -179,7 +187,10 @@ class WeightSync:
 
     async def _transfer(self, replica: Replica[Worker], version: int) -> pb.WeightsLoaded:
         """Transfer weights from rank 0 into the replica's model. Raises InfrastructureError when either end fails, and
-        TimeoutError."""
+        TimeoutError.
+
+        `pause_seconds` of the answer includes the time to drain, if the replica has left the rotation only here.
+        """
         worker = replica.session
         name = f"w{next(self._numbers)}"
         work = pb.Assignment(assignment_id=name, attempt=1)
@@ -192,29 +203,37 @@ class WeightSync:
         try:
             with ungrouped(InfrastructureError):
                 async with asyncio.timeout(self._settings.timeout_seconds), asyncio.TaskGroup() as ends:
-                    answer = ends.create_task(_call(worker, receive if ahead else load))
+                    answer = ends.create_task(worker.call(receive) if ahead else _load(worker, load))
                     ends.create_task(self._ranks.send_weights(work, version, group))
+            loaded: pb.WeightsLoaded = answer.result()
             if ahead:
-                _check_there(replica)
-                self._replicas.pause(replica, time.monotonic())
+                drain_seconds = await self._leave_rotation(replica)
                 async with asyncio.timeout(self._settings.timeout_seconds):
-                    return await _call(worker, load)
+                    loaded = await _load(worker, load)
+                loaded.pause_seconds += drain_seconds
         finally:
             worker.end_assignment(name, 1)
-        return answer.result()
+        return loaded
 
     async def _drained(self, replica: Replica[Worker]) -> None:
         """Wait until a replica that is out of the rotation has no request left.
 
-        Raises TimeoutError, and InfrastructureError if it is gone: the trainer would wait for it in a group of its own.
+        Raises _Untouched if they take too long, and InfrastructureError if it is gone: the trainer would wait for it in
+        a group of its own.
         """
+        seconds = self._settings.timeout_seconds
         changed = asyncio.Event()
         self._replicas.on_change.append(changed.set)
         try:
-            async with asyncio.timeout(self._settings.timeout_seconds):
+            async with asyncio.timeout(seconds):
                 while replica.busy and not replica.gone:
                     changed.clear()
                     await changed.wait()
+        except TimeoutError:
+            raise _Untouched(
+                f"{replica.name}: requests in flight did not end within sync.timeout_seconds ({seconds:g} s): "
+                "raise it, or set sync.mode to keep or abort"
+            ) from None
         finally:
             self._replicas.on_change.remove(changed.set)
         _check_there(replica)
@@ -238,7 +257,12 @@ def _check_there(replica: Replica[Worker]) -> None:
         raise InfrastructureError(f"{replica.name} is gone", replica.name)
 
 
-async def _call(worker: Worker, command: pb.ReceiveWeights | pb.LoadWeights) -> pb.WeightsLoaded:
-    """The answer to ReceiveWeights is of another type than annotated, but nothing reads it."""
-    reply: pb.WeightsLoaded = await worker.call(command)
+async def _load(worker: Worker, command: pb.LoadWeights) -> pb.WeightsLoaded:
+    """Raises _Untouched if the replica says that the transfer failed: it has gone on with the weights that it had."""
+    try:
+        reply: pb.WeightsLoaded = await worker.call(command)
+    except CommandFailed as error:
+        if error.code != pb.FAILURE_CODE_TRANSFER:
+            raise
+        raise _Untouched(str(error), error.worker) from None
     return reply

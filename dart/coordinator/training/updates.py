@@ -11,7 +11,9 @@ import asyncio
 import logging
 import shutil
 import time
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any, TypeVar
 
 from dart.config import Config
 from dart.coordinator.fleet.environments import EnvPool
@@ -21,7 +23,7 @@ from dart.coordinator.sampling.demonstrations import Demonstrations
 from dart.coordinator.sampling.episodes import sample
 from dart.coordinator.service.accounting import Accounting, Times
 from dart.coordinator.service.journal import Journal
-from dart.coordinator.start import Start
+from dart.coordinator.start import Start, go_back
 from dart.coordinator.training.meter import Meter
 from dart.coordinator.training.ranks import NotSaved, TrainerLost, TrainerRanks, UnusableGroup, UpdateRefused, timed
 from dart.coordinator.training.syncing import WeightSync
@@ -35,6 +37,8 @@ from dart.store.database import Database
 from dart.store.records import CheckpointRecord
 from dart.v1 import session_pb2 as pb
 from dart.wire.convert import entropies_from_proto
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -91,9 +95,8 @@ class Training:
         """Checkpoints newer than the one that this process resumed from, which stay for people to look at."""
         self._saving = asyncio.Lock()
         """One checkpoint at a time: the trainer writes them one after the other."""
-        self._saves: set[asyncio.Task[tuple[str, int]]] = set()
-        """They go on when whoever waits for them is cancelled, because the trainer does."""
-        self._copies: set[asyncio.Task[None]] = set()
+        self._writing: set[asyncio.Task[Any]] = set()
+        """Saves, which go on when whoever waits for them is cancelled, because the trainer does; and copies."""
         self.taken_up = False
         """What earlier processes left is read, and Control may change it."""
         self._seconds = 0.0
@@ -124,7 +127,7 @@ class Training:
             await self._data.close()
         if self._progress.counts.updates > self._start.update and self._saved != self._progress.counts.version:
             await self._save_at_last()
-        await asyncio.gather(*self._copies)
+        await asyncio.gather(*self._writing, return_exceptions=True)
 
     async def _sample_and_update(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -148,7 +151,7 @@ class Training:
 
     def give_up(self) -> None:
         """Nobody waits any more for the last update and checkpoints to be recorded, or for copies."""
-        for task in (self._recording, *self._saves, *self._copies):
+        for task in (self._recording, *self._writing):
             if task is not None:
                 task.cancel()
 
@@ -163,26 +166,27 @@ class Training:
 
         Raises TrainerLost, NotSaved.
         """
-        saving = asyncio.create_task(self._save_alone())
-        self._saves.add(saving)
-        saving.add_done_callback(self._save_ended)
-        return await asyncio.shield(saving)
+        return await asyncio.shield(self._begun(self._save_alone()))
 
     async def _save_alone(self) -> tuple[str, int]:
         async with self._saving:
             return await self._save()
 
-    def _save_ended(self, saving: asyncio.Task[tuple[str, int]]) -> None:
-        self._saves.discard(saving)
-        if not saving.cancelled() and (error := saving.exception()) is not None:
-            log.info("a checkpoint was not saved: %s", error)  # also where nobody waited for it
+    def _begun(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.create_task(work)
+        self._writing.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._writing.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.info("a checkpoint was not saved or copied: %s", error)  # also where nobody waited for it
 
     async def checkpoint(self) -> tuple[str, int]:
         """As `save`, for somebody who asks for it: it is then copied elsewhere, too, if that is wanted."""
         path, version = await self.save()
-        copying = asyncio.create_task(self._copy(path))
-        self._copies.add(copying)
-        copying.add_done_callback(self._copies.discard)
+        self._begun(self._copy(path))
         return path, version
 
     async def _copy(self, path: str) -> None:
@@ -263,15 +267,7 @@ class Training:
 
     async def restore(self) -> None:
         """Load the counters of the earlier process that this one resumes, before anybody asks for them."""
-        for checkpoint in await self._database.checkpoints():
-            if checkpoint.version > self._start.version:  # abandoned: the next resume must not use it
-                await self._database.drop_checkpoint(checkpoint.path)
-                self._abandoned.add(Path(checkpoint.path).name)
-        for broken in self._start.broken:
-            self._journal.event("checkpoint_broken", path=str(broken.folder), version=broken.version, why=broken.why)
         self._progress.resumed(self._start.update, self._start.version)
-        if self._start.first_group > 1 and (again := await self._database.release_again(self._start.update)):
-            self._journal.event("released_again", groups=again, reason="what they had trained was not saved")
         if isinstance(self._data, Demonstrations):  # it makes no groups: the database has nothing of what it trained on
             self._progress.restore_imitation(self._start.counts)
             self._seconds = self._start.train_seconds
@@ -282,6 +278,10 @@ class Training:
 
     async def _take_up(self) -> None:
         """Load statistics and groups of the earlier process that this one resumes."""
+        # Not before: a run that fails until its trainer has loaded a checkpoint may still be resumed from a newer one.
+        self._abandoned, again = await go_back(self._start, self._database, self._journal)
+        if again:
+            self._progress.restore(await self._database.totals(), self._start.counts)
         await self._remove_old()  # a lower checkpoint.keep makes room before the next save needs it
         await self._data.prepare()
         if await self._was_paused():

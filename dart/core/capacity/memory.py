@@ -25,7 +25,9 @@ LOGIT_COPIES = 6
 RUNTIME = 2 << 30
 """A GPU's: CUDA context, NCCL's buffers, fragments."""
 RUNTIME_CPU = 1 << 30
-"""A process that has imported torch, on a machine without GPUs."""
+"""Host memory of a process that has imported torch; without GPUs this is all of its runtime."""
+PINNED = 1.1
+"""Bytes of pinned host memory for each byte that is kept in it: 18.2 GB were counted for the 16.6 of UI-TARS-1.5-7B."""
 PACK = 1 << 28
 """Weights go over NCCL in packs, each sent once it holds more than this; two are under way at once. vLLM's default is
 four times as much, which small cards have no room for."""
@@ -97,6 +99,8 @@ class TrainerSetUp:
     """`trainer.fused_kernels`, on a GPU."""
     transfers: int = 0
     """How many replicas get whole weights over NCCL from rank 0 at once. 0: none does."""
+    on_gpus: bool = True
+    """Then rank 0's copies of the weights are in pinned host memory, and `runtime` is not the host's."""
 
     @property
     def size(self) -> int:
@@ -299,6 +303,29 @@ def of_replica_gpu(shape: Shape, set_up: ReplicaSetUp, tokens: int) -> Needs:
     )
 
 
+def of_replica_host(shape: Shape, set_up: ReplicaSetUp, prompts: Prompts, *, processed: int, kept: int) -> Needs:
+    """Host memory of a replica on GPUs, once its caches are full and every slot has the longest prompt.
+
+    `processed`: bytes of vLLM's cache of prepared screenshots, which the engine's process alone has: the one before it
+    keeps their sizes (vLLM 0.32, multimodal/cache/lru.py). `kept`: bytes of the screenshots as they were sent.
+
+    A prepared screenshot has one byte for each number of its patches, because vLLM normalises them on the device. An
+    engine of several GPUs has a process for each of them, and each of these keeps the screenshots of its requests until
+    they end; one GPU alone belongs to the engine's process.
+    """
+    gpus = set_up.tensor_parallel * set_up.pipeline_parallel
+    workers = gpus if gpus > 1 else 0
+    prepared = prompts.screenshot_tokens * shape.vision.merge**2 * shape.vision.patch_values
+    return Needs(
+        {
+            "prepared screenshots": processed,
+            "screenshots as sent": kept,
+            "screenshots of requests": workers * set_up.slots * prompts.screenshots * prepared,
+            "processes": (2 + workers) * RUNTIME_CPU,
+        }
+    )
+
+
 def _packs(shape: Shape, size: int) -> int:
     """What a transfer over NCCL holds: two packs, one ending with the embedding, the other with a layer's matrix."""
     largest = shape.text.embedding + shape.text.hidden * shape.text.intermediate
@@ -306,29 +333,43 @@ def _packs(shape: Shape, size: int) -> int:
 
 
 def of_trainer_host(
-    shape: Shape, set_up: TrainerSetUp, ranks_here: int, snapshots: int = 3, caches: int = 0, receiving: int = 0
+    shape: Shape,
+    set_up: TrainerSetUp,
+    ranks_here: int,
+    *,
+    snapshots: int = 3,
+    caches: int = 0,
+    receiving: int = 0,
+    senders: int = 0,
 ) -> Needs:
     """Host memory of the ranks on one machine.
 
-    `receiving`: GPUs of replicas here that take weights over gloo, each through a copy in host memory; the sender then
-    has two buffers of the largest tensor.
+    `receiving`: GPUs of replicas here that take weights over gloo at the same time, each through a copy in host memory.
+    `senders`: replicas that get weights so; rank 0 keeps two buffers of the largest tensor for each.
 
     `caches`: of screenshots, of each rank, once they are full. A snapshot for the replicas: e·P on rank 0, up to
     `snapshots` at once (staged, being sent, being written; where replicas are sent an adapter, being written
-    alone). A checkpoint that is being written: 12·P' (masters and AdamW's moments), by rank 0, or by each rank its
-    part if sharded. Loading, before there is any of that: the weights in float32, by every rank, or by one if
-    sharded.
+    alone). A checkpoint that is being written: 4·P (masters; beside an adapter, its own alone) and 8·P' (AdamW's
+    moments), by rank 0, or by each rank its part if sharded. Loading, before there is any of that: the weights in
+    float32, by every rank, or by one if sharded.
     """
     size = set_up.size
     loading = SINGLE * shape.weights * (1 if set_up.sharded else ranks_here)
-    checkpoint = 3 * SINGLE * _trained(shape, set_up)
+    held = _adapter(shape, set_up) if set_up.lora_rank else shape.weights
+    checkpoint = SINGLE * held + 2 * SINGLE * _trained(shape, set_up)
     if set_up.sharded:
         checkpoint = checkpoint * ranks_here // set_up.ranks
-    kept = snapshots * size * shape.weights
-    beyond = max(0, loading - kept - checkpoint)
-    parts = {"snapshots": kept, "checkpoint": checkpoint, "loading beyond that": beyond}
-    transfers = size * (receiving * shape.weights + 2 * shape.text.embedding) if receiving else 0
-    return Needs({**parts, "caches of screenshots": caches * ranks_here, "weight transfers": transfers})
+    kept = round(snapshots * size * shape.weights * (PINNED if set_up.on_gpus else 1))
+    return Needs(
+        {
+            "snapshots": kept,
+            "checkpoint": checkpoint,
+            "loading beyond that": max(0, loading - kept - checkpoint),
+            "caches of screenshots": caches * ranks_here,
+            "weight transfers": size * (receiving * shape.weights + 2 * senders * shape.text.embedding),
+            "processes": ranks_here * RUNTIME_CPU * set_up.on_gpus,
+        }
+    )
 
 
 def _adapter(shape: Shape, set_up: TrainerSetUp) -> int:

@@ -19,7 +19,7 @@ LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", 
 """What `trainer.lora: {}` stands for."""
 
 
-def clearly_too_much(needs: Needs, memory: int) -> bool:
+def clearly_too_much(needs: Needs, memory: float) -> bool:
     return needs.total > REFUSED * memory
 
 

@@ -125,10 +125,12 @@ def seconds(operations: float, gpus: int, peak: float, utilisation: float) -> fl
 
 
 PEAKS = {
+    "H200 NVL": 835e12,
     "H200": 989e12,
     "H100 PCIe": 756e12,
     "H100 NVL": 835e12,
     "H100": 989e12,
+    "H800 PCIe": 756e12,
     "H800": 989e12,
     "A100": 312e12,
     "A800": 312e12,

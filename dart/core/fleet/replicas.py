@@ -8,9 +8,10 @@ another replica first. A quarantined replica (`fleet.health`) gets only probes, 
 *Who is updated next?* Every `every_updates`-th version that the trainer stages is published: from then on replicas with
 older ones are to be updated. `next_update`: at most `max_unavailable` at once, the oldest version first, straight to
 the newest staged one, because the trainer keeps no older ones. A replica whose transfer broke takes no turn from
-others, and rests for longer each time; with weights older than `max_staleness` it leaves the rotation where a fresher
-one serves. If the newest version gets through to nobody, the rest serve on. With `together`, all are updated at once,
-and none serves until all are done. A replica that joins with old weights serves nothing before its first update.
+others, and rests for longer each time. It serves on if the transfer left it as it was; with weights older than
+`max_staleness` it leaves the rotation where a fresher one serves. If the newest version gets through to nobody, the
+rest serve on. With `together`, all are updated at once, and none serves until all are done. A replica that joins with
+old weights serves nothing before its first update.
 
 Others query `Replicas`, or report events to it. A listener in `on_change` is called after each change is complete, and
 asks again, in any order. Times are seconds of any origin, passed in as arguments.
@@ -287,7 +288,7 @@ class Replicas(Generic[S]):
         return [one for one in behind if not one.serving] if nobody and broken > self._max_unavailable else behind
 
     def pause(self, replica: Replica[S], now: float) -> None:
-        """The replica loads its new weights into the model: it gets no requests until it is `updated`."""
+        """The replica loads new weights: it gets no requests until it is `updated`, or `update_broke` lets it serve."""
         if not replica.gone:
             self._set_serving(replica, False, now)
             self._changed()
@@ -302,12 +303,15 @@ class Replicas(Generic[S]):
         self._changed()
         return True
 
-    def update_broke(self, replica: Replica[S]) -> float:
-        """The transfer to the replica broke. Returns how long it is to rest before `update_failed`, in seconds."""
+    def update_broke(self, replica: Replica[S], now: float, *, serve: bool = False) -> float:
+        """The transfer to the replica broke. Returns how long it is to rest before `update_failed`, in seconds.
+        `serve`: it is as it was before the transfer, and served then, so it goes on with the weights that it has."""
         if replica.gone and replica.name not in self._lost:
             return 0.0
         seconds = replica.health.broke(replica.target or self.newest)
         replica.resting = not replica.gone
+        if serve and not (self.together or replica.gone or replica.excluded or self._too_old(replica)):
+            self._set_serving(replica, True, now)
         self._changed()
         return FIRST_BREAK_SECONDS if self.together else seconds  # then all others wait with it
 
@@ -317,10 +321,14 @@ class Replicas(Generic[S]):
             return
         replica.target, replica.resting = None, False
         replica.turn = next(self._numbers)
-        stale = self._max_staleness is not None and self.newest - replica.version > self._max_staleness
-        if stale and any(one.capacity and one.version > replica.version for one in self):
+        if self._too_old(replica):
             self._set_serving(replica, False, now)
         self._changed()
+
+    def _too_old(self, replica: Replica[S]) -> bool:
+        """Whether what it samples would be dropped, and a fresher replica serves."""
+        stale = self._max_staleness is not None and self.newest - replica.version > self._max_staleness
+        return stale and any(one.capacity and one.version > replica.version for one in self)
 
     def exclude(self, replica: Replica[S], now: float) -> None:
         """The replica cannot be updated in time: it gets no requests unless it is `updated` after all."""

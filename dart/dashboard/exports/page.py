@@ -17,8 +17,8 @@ PLACE = '<script type="application/json" id="trajectory"></script>'
 _DETAIL = TypeAdapter(TrajectoryDetail)
 
 
-def page(detail: TrajectoryDetail, screenshots: Mapping[str, tuple[bytes, str]]) -> bytes:
-    """Raises UserError where the pages have not been built."""
+def page(detail: TrajectoryDetail, screenshots: Mapping[str, tuple[bytes, str]], *, ended: bool) -> bytes:
+    """`ended`: its run is over. Raises UserError where the pages have not been built."""
     try:
         template = TEMPLATE.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -27,7 +27,7 @@ def page(detail: TrajectoryDetail, screenshots: Mapping[str, tuple[bytes, str]])
         digest: f"data:{media_type};base64,{base64.b64encode(data).decode()}"
         for digest, (data, media_type) in screenshots.items()
     }
-    told = f'{{"detail": {_DETAIL.dump_json(detail).decode()}, "images": {to_json(images)}}}'
+    told = f'{{"detail": {_DETAIL.dump_json(detail).decode()}, "images": {to_json(images)}, "ended": {to_json(ended)}}}'
     # Texts in it are a model's or a world's own: none may end the script element.
     safe = told.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
     before, _, after = template.partition(PLACE)

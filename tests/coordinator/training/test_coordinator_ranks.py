@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from dart import manifest
 from dart.coordinator.fleet.sessions import CommandFailed, Fleet, Worker
+from dart.coordinator.training import ranks
 from dart.coordinator.training.pages import PAGE_BYTES, TooLarge, pages_of
 from dart.coordinator.training.ranks import NotSaved, TrainerLost, TrainerRanks, UnusableGroup, UpdateRefused
 from dart.core.curation.batches import ReleasedGroup, samples_of
@@ -266,16 +268,39 @@ async def test_a_rank_that_leaves_ends_the_run(batch: list[ReleasedGroup]) -> No
         await update
 
 
-@pytest.mark.parametrize("version", [4, 5, 6])
-async def test_a_checkpoint_of_older_weights_than_the_trainer_has_made_is_none(version: int) -> None:
+async def saved(folder: Path, version: int) -> pb.CheckpointSaved:
+    """What comes of a save of version 5, when the trainer answers that it has saved this version."""
     trainer = Trainer()
     (worker,) = trainer.workers
-    saving = asyncio.create_task(trainer.ranks.save(Path("checkpoint"), 5))
+    saving = asyncio.create_task(trainer.ranks.save(folder, 5))
     asked = (await worker.outbox.get()).save_checkpoint
-    saved = pb.CheckpointSaved(assignment=asked.assignment, path=asked.path, weight_version=version)
-    trainer.fleet.receive(worker, pb.SessionRequest(checkpoint_saved=saved))
+    answer = pb.CheckpointSaved(assignment=asked.assignment, path=asked.path, weight_version=version)
+    trainer.fleet.receive(worker, pb.SessionRequest(checkpoint_saved=answer))
+    return await saving
+
+
+@pytest.mark.parametrize("version", [4, 5, 6])
+async def test_a_checkpoint_of_older_weights_than_the_trainer_has_made_is_none(tmp_path: Path, version: int) -> None:
+    with manifest.written(tmp_path / "checkpoint") as folder:
+        (folder / "weights").touch()
     if version < 5:
         with pytest.raises(NotSaved, match="saved version 4, although it has made version 5"):
-            await saving
+            await saved(tmp_path / "checkpoint", version)
     else:
-        assert (await saving).weight_version == version
+        assert (await saved(tmp_path / "checkpoint", version)).weight_version == version
+
+
+async def test_a_checkpoint_that_the_coordinator_does_not_see_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its machine and the trainer's have no file system in common, or a slow one."""
+    monkeypatch.setattr(ranks, "LOOK_SECONDS", 0.01)
+    seen = asyncio.create_task(saved(tmp_path / "late", 5))
+    await asyncio.sleep(0.1)
+    assert not seen.done()
+    with manifest.written(tmp_path / "late") as folder:
+        (folder / "weights").touch()
+    assert (await seen).weight_version == 5
+    monkeypatch.setattr(ranks, "SEEN_SECONDS", 0.1)
+    with pytest.raises(NotSaved, match=r"it is not there: put run\.directory on a file system"):
+        await saved(tmp_path / "elsewhere", 5)

@@ -119,15 +119,33 @@ def test_a_replica_of_seven_billion_fits_one_card() -> None:
     assert one.parts["weights"] - quantised.parts["weights"] == 6_525_288_448
 
 
+def test_the_engines_process_has_the_prepared_screenshots_and_each_gpus_those_of_its_requests() -> None:
+    prompts = Prompts.expected(5, FULL_HD, 30, most=32768)
+    prepared = 4 * FULL_HD * 1176  # patches of 3 channels · 2 frames · 14 · 14 bytes
+    for ways, workers in ((1, 0), (2, 2)):
+        needs = memory.of_replica_host(UI_TARS, ReplicaSetUp(tensor_parallel=ways), prompts, processed=7, kept=5).parts
+        assert (needs["prepared screenshots"], needs["screenshots as sent"]) == (7, 5)
+        assert needs["screenshots of requests"] == workers * 32 * 5 * prepared
+        assert needs["processes"] == (2 + workers) * memory.RUNTIME_CPU
+    four = memory.of_replica_host(UI_TARS, ReplicaSetUp(pipeline_parallel=4), prompts, processed=0, kept=0).parts
+    assert four["screenshots of requests"] == 4 * 32 * 5 * prepared
+
+
 def test_the_host_keeps_snapshots_and_what_loading_takes_beyond_them() -> None:
-    every = memory.of_trainer_host(UI_TARS, TrainerSetUp(), ranks_here=8)
+    every = memory.of_trainer_host(UI_TARS, TrainerSetUp(on_gpus=False), ranks_here=8)
     assert every.total == 8 * 4 * UI_TARS.weights
-    shared = memory.of_trainer_host(UI_TARS, TrainerSetUp(ranks=8, sharded=True), ranks_here=8, snapshots=2)
+    eight = TrainerSetUp(ranks=8, sharded=True)
+    shared = memory.of_trainer_host(UI_TARS, replace(eight, on_gpus=False), ranks_here=8, snapshots=2)
     assert shared.total == (2 * 2 + 12) * UI_TARS.weights
-    half = memory.of_trainer_host(UI_TARS, TrainerSetUp(ranks=8, sharded=True), ranks_here=4)
+    on_gpus = memory.of_trainer_host(UI_TARS, eight, ranks_here=8, snapshots=1)
+    assert on_gpus.parts["snapshots"] == pytest.approx(18.2e9, rel=0.01), "of pinned memory, as one GPU counted"
+    assert on_gpus.parts["processes"] == 8 << 30
+    half = memory.of_trainer_host(UI_TARS, eight, ranks_here=4)
     assert half.parts["checkpoint"] == 6 * UI_TARS.weights
-    over_gloo = memory.of_trainer_host(UI_TARS, TrainerSetUp(ranks=8, sharded=True), ranks_here=8, receiving=2)
-    assert over_gloo.parts["weight transfers"] == 2 * (2 * UI_TARS.weights + 2 * UI_TARS.text.embedding)
+    frozen = memory.of_trainer_host(UI_TARS, replace(eight, vision_frozen=True), ranks_here=8)
+    assert frozen.parts["checkpoint"] == 12 * UI_TARS.weights - 8 * UI_TARS.vision.weights, "masters of all weights"
+    over_gloo = memory.of_trainer_host(UI_TARS, eight, ranks_here=8, receiving=2, senders=3)
+    assert over_gloo.parts["weight transfers"] == 2 * (2 * UI_TARS.weights + 3 * 2 * UI_TARS.text.embedding)
     adapter = memory.of_trainer_host(UI_TARS, TrainerSetUp(lora_rank=16, lora_targets=("q_proj",)), ranks_here=1)
     assert adapter.parts["checkpoint"] == 12 * UI_TARS.text.adapter(16, ("q_proj",))
 
@@ -198,6 +216,9 @@ def test_seconds_of_an_update() -> None:
         ("NVIDIA H100 PCIe", 756e12),
         ("NVIDIA H100 NVL", 835e12),
         ("NVIDIA H200", 989e12),
+        ("NVIDIA H200 NVL", 835e12),
+        ("NVIDIA H800 PCIe", 756e12),
+        ("NVIDIA H800", 989e12),
         ("NVIDIA L40S", 362e12),
         ("NVIDIA A100-SXM4-80GB", 312e12),
         ("A800-SXM4-80GB", 312e12),

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -22,6 +23,7 @@ from train_samples import PAD, mixed, sample, screenshot, settings, totals
 
 from dart.v1 import image_pb2 as ipb
 from dart.v1 import session_pb2 as pb
+from dart.workers.train import checkpoint
 from dart.workers.train.errors import SampleError, TrainError
 from dart.workers.train.trainer import Trainer
 
@@ -264,15 +266,23 @@ class Cases:
         self.update(resumed, batch())
         if self.rank == 0:
             (self._out / "file").write_text("")
-        try:
-            resumed.save_checkpoint(self._out / "file" / "v2")
-            refused = ""
-        except TrainError as error:
-            refused = str(error)
         return {
-            "refused": refused, "first": first, "second": trainer.snapshot(),
+            "refused": _refused(resumed, self._out / "file" / "v2"),
+            "no words": self._without_words(resumed, path.parent / "v3"),
+            "not seen": self._not_seen(resumed, path.parent / "v4"), "first": first, "second": trainer.snapshot(),
             "again": again, "counters": counters, "second again": resumed.snapshot(),
         }  # fmt: skip
+
+    def _without_words(self, trainer: Trainer, path: Path) -> str:
+        """As where host memory runs out while rank 0 writes."""
+        with mock.patch.object(checkpoint, "_write_model", side_effect=MemoryError):
+            return _refused(trainer, path)
+
+    def _not_seen(self, trainer: Trainer, path: Path) -> str:
+        """As where the last rank is on a machine with a file system of its own."""
+        elsewhere = {"wraps": Path} if self.rank < self.ranks - 1 else {"return_value": self._out / "elsewhere"}
+        with mock.patch.object(checkpoint, "Path", **elsewhere):
+            return _refused(trainer, path)
 
     def from_one_rank(self) -> dict[str, Any]:
         trainer = self.trainer(loss=BOTH, resume_from=str(self._earlier))
@@ -323,6 +333,14 @@ class Cases:
         trainer = self.trainer(folder=self._windowed)
         metrics = [self.update(trainer, batch()) for _ in range(2)]
         return {"weights": trainer.snapshot(), "metrics": metrics[-1], "held": held(trainer)}
+
+
+def _refused(trainer: Trainer, path: Path) -> str:
+    try:
+        trainer.save_checkpoint(path)
+    except TrainError as error:
+        return str(error)
+    return ""
 
 
 def written_beside(write: Callable[[], None]) -> Future[None]:

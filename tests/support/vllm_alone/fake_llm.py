@@ -47,6 +47,7 @@ class FakeLLM:
     """`calls`: the names of what was called, in order. A call for which `hangs` is true never returns, as in NCCL."""
 
     output_handler = None
+    errored = False
     vllm_config = SimpleNamespace(
         cache_config=SimpleNamespace(kv_cache_size_tokens=None, num_gpu_blocks=100, block_size=16)
     )
@@ -101,6 +102,8 @@ def fake_vllm() -> Iterator[None]:
             "vllm.v1": {},
             "vllm.v1.engine": {},
             "vllm.v1.engine.exceptions": {"EngineDeadError": EngineDeadError, "EngineGenerateError": _Error},
+            "vllm.multimodal": {},
+            "vllm.multimodal.media": {"MediaWithBytes": lambda *held: held},
             "vllm.distributed": {},
             "vllm.distributed.weight_transfer": {},
             "vllm.distributed.weight_transfer.base": {

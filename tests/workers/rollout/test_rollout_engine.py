@@ -178,6 +178,7 @@ async def test_what_cannot_be_generated_is_invalid_and_harms_nothing(role: Rollo
         with pytest.raises(CommandError) as error:
             await role.handle(command)
         assert error.value.code == code
+    assert (await role._engine.generate(request_id(), first_turn(drawn(201)), 1.0, 4)).token_ids  # type: ignore[union-attr]
     with pytest.raises(CommandError, match="Reset"):
         await role.handle(pb.Reset())
 
@@ -434,9 +435,7 @@ async def test_free_memory_is_given_back_while_it_serves(
     assert set(asked) == {"release_free_memory"}
 
 
-async def test_a_dead_engine_ends_the_worker(
-    role: RolloutRole, engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_dead_engine_ends_the_worker(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last test: it costs the engine."""
     monkeypatch.setattr("dart.workers.rollout.engine._RELEASE_SECONDS", 0.1)
     (process,) = engine._llm.engine_core.resources.engine_manager.processes
@@ -445,4 +444,7 @@ async def test_a_dead_engine_ends_the_worker(
         async with asyncio.timeout(60):
             while True:
                 await engine.generate(request_id(), [Markup("<|im_start|>"), Text("hello")], 1.0, 4)
-    await engine.release_memory_now_and_then()  # ends by itself
+    with pytest.raises(EngineDiedError):
+        await engine.release_memory_now_and_then()
+    with pytest.raises(EngineDiedError, match="its process has ended"):
+        engine.check_alive()

@@ -1,15 +1,20 @@
-"""An update that hangs in vLLM, as one over NCCL does whose trainer is lost, ends that replica and nothing else."""
+"""An engine that hangs, as one over NCCL does whose trainer is lost, or that fails, ends that replica and nothing else;
+one that is not wanted any more ends, too."""
 
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
+import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from engine_samples import drawn
 from fleet_samples import served
 from vllm_alone.fake_llm import FakeLLM, fake_vllm
 
@@ -22,7 +27,8 @@ from dart.coordinator.training.ranks import TrainerRanks
 from dart.coordinator.training.syncing import WeightSync
 from dart.core.fleet.replicas import Replicas
 from dart.core.progress import Progress
-from dart.core.types import Text
+from dart.core.types import Image, Text
+from dart.errors import UserError, ungrouped
 from dart.screenshots.stored import StoredScreenshots
 from dart.v1 import session_pb2 as pb
 from dart.v1 import weights_pb2 as wpb
@@ -30,8 +36,9 @@ from dart.wire.channel import Dial
 from dart.wire.role import WorkerRole
 from dart.wire.worker import WorkerOptions, serve
 from dart.workers.rollout import engine as engine_module
+from dart.workers.rollout import role as role_module
 from dart.workers.rollout.engine import Engine
-from dart.workers.rollout.errors import EngineDiedError
+from dart.workers.rollout.errors import ContextFullError, EngineDiedError
 from dart.workers.rollout.role import RolloutRole
 from dart.workers.weights.transfer import TensorSpec, TransferError
 
@@ -61,6 +68,12 @@ def worker_config(timeout_seconds: float = TIMEOUT) -> config.RolloutWorkerConfi
     )
 
 
+def over_gloo(llm: Any, gpus: int = 1, timeout_seconds: float = 20.0) -> Engine:
+    rollout = config.Rollout(tensor_parallel=gpus)
+    gloo = config.Sync(transport="gloo", timeout_seconds=timeout_seconds)
+    return Engine(llm, worker_config().model_copy(update={"rollout": rollout, "sync": gloo}))
+
+
 class Failing(FakeLLM):
     """Of several GPUs one has failed: vLLM raises, and the others' answers stay behind."""
 
@@ -76,9 +89,7 @@ async def test_a_failure_before_the_model_is_touched_costs_an_engine_of_several_
     gpus: int, expected: type[Exception]
 ) -> None:
     """With one GPU the old version goes on serving."""
-    made = worker_config(timeout_seconds=20.0)
-    rollout, gloo = config.Rollout(tensor_parallel=gpus), config.Sync(transport="gloo", timeout_seconds=20.0)
-    engine = Engine(Failing(), made.model_copy(update={"rollout": rollout, "sync": gloo}))  # type: ignore[arg-type]
+    engine = over_gloo(Failing(), gpus)
     with pytest.raises(expected, match="rank 1 has failed"):
         await engine.update(1, GROUP, SPECS, "drain")
     with pytest.raises(expected, match="rank 1 has failed"):
@@ -137,6 +148,142 @@ async def test_an_engine_that_does_not_even_resume_counts_as_dead(impatient: Non
     async with asyncio.timeout(20):
         with pytest.raises(EngineDiedError, match="weights 1"):
             await started(llm).update(1, GROUP, SPECS, "drain")
+
+
+def failing(name: str, times: int = 1) -> Callable[[str], bool]:
+    """The first calls of this name fail, as vLLM's do: with a plain exception."""
+    left = iter(range(times))
+
+    def fails(called: str) -> bool:
+        if called == name and next(left, None) is not None:
+            raise RuntimeError("it has failed")
+        return False
+
+    return fails
+
+
+@pytest.mark.parametrize("name", ["pause_generation", "reset_encoder_cache", "resume_generation"])
+async def test_a_paused_engine_that_fails_counts_as_dead(name: str) -> None:
+    """Nobody knows whether it goes on sampling, and with which weights and caches."""
+    engine = Engine(FakeLLM(failing(name)), worker_config(timeout_seconds=20.0))  # type: ignore[arg-type]
+    with pytest.raises(EngineDiedError, match="weights 1: it has failed"):
+        await engine.update(1, GROUP, SPECS, "drain")
+
+
+async def test_an_engine_that_does_not_begin_to_receive_counts_as_dead(impatient: None) -> None:
+    engine = over_gloo(FakeLLM(lambda called: True), timeout_seconds=TIMEOUT)
+    async with asyncio.timeout(20):
+        with pytest.raises(EngineDiedError, match=r"receiving weights 1 did not begin within sync.timeout_seconds"):
+            await engine.begin_receiving(1, GROUP, SPECS)
+
+
+async def test_a_worker_ends_when_its_engine_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if nothing asks the engine, or what was asked waits for an answer that will not come."""
+    monkeypatch.setattr(role_module, "_BETWEEN_OFFERS", 0.01)
+    role, llm = RolloutRole(), FakeLLM()
+    role._engine = started(llm)
+    running = asyncio.create_task(role.run(lambda slots: None))
+    await asyncio.sleep(0.1)
+    assert not running.done()
+    llm.errored = True
+    async with asyncio.timeout(20):
+        with pytest.raises(EngineDiedError, match="its process has ended"), ungrouped(EngineDiedError):
+            await running
+
+
+async def test_a_worker_ends_when_one_of_its_gpus_does_not_give_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others' answers would be taken for those to the next question."""
+    monkeypatch.setattr(engine_module, "_RELEASE_SECONDS", 0.01)
+    role = RolloutRole()
+    role._engine = over_gloo(Failing(), gpus=2)
+    async with asyncio.timeout(20):
+        with (
+            pytest.raises(EngineDiedError, match="memory was not released: rank 1 has failed"),
+            ungrouped(EngineDiedError),
+        ):
+            await role.run(lambda slots: None)
+
+
+async def test_memory_that_the_only_gpu_does_not_give_back_is_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(engine_module, "_RELEASE_SECONDS", 0.01)
+    llm = FakeLLM(failing("collective_rpc", times=2))
+    releasing = asyncio.create_task(started(llm).release_memory_now_and_then())
+    async with asyncio.timeout(20):
+        while len(llm.calls) < 4:
+            await asyncio.sleep(0.01)
+    releasing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await releasing
+    assert caplog.text.count("it has failed") == 1, "once is enough"
+
+
+async def test_an_engine_that_is_not_wanted_any_more_is_killed_while_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, engines = threading.Event(), list[Any]()
+
+    def start_vllm(told: object) -> None:
+        engine = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600.0,))
+        engines.append(engine)
+        begun.set()
+        engine.start()
+        engine.join()
+        raise UserError("the engine process has ended")
+
+    monkeypatch.setattr(engine_module, "start_vllm", start_vllm)
+    starting = asyncio.create_task(Engine.start(worker_config()))
+    await asyncio.to_thread(begun.wait)
+    starting.cancel()
+    await asyncio.wait({starting}, timeout=300)
+    try:
+        assert starting.cancelled() and engines[0].exitcode == -9
+    finally:
+        engines[0].kill()
+
+
+async def test_an_engine_that_has_started_when_it_is_not_wanted_any_more_is_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    llm = FakeLLM(lambda called: called == "update_weight_version")
+    monkeypatch.setattr(engine_module, "start_vllm", lambda told: llm)
+    starting = asyncio.create_task(Engine.start(worker_config()))
+    async with asyncio.timeout(20):
+        while not llm.calls:
+            await asyncio.sleep(0.01)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert llm.ended
+
+
+class Refusing(FakeLLM):
+    """Refuses the first prompt, once it has noted its screenshots. `names`: those of the screenshots of each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[list[str]] = []
+
+    async def add_request(self, request_id: str, prompt: Any, *arguments: object, **named: Any) -> SimpleNamespace:
+        self.names.append(prompt["multi_modal_uuids"]["image"])
+        if len(self.names) == 1:
+            raise sys.modules["vllm.exceptions"].VLLMClientError("longer than the maximum model length of 2048")
+        return await super().add_request(request_id, prompt, *arguments, **named)
+
+
+async def test_screenshots_of_a_prompt_that_vllm_refuses_get_other_names() -> None:
+    """vLLM's half of the image cache on this side has noted them, and the other half has not got them."""
+    shown, other = drawn(1), drawn(2)
+    engine = started(llm := Refusing())
+
+    async def generate(*images: Image) -> list[str]:
+        await engine.generate("turn", images, 1.0, 4)
+        return llm.names[-1]
+
+    with pytest.raises(ContextFullError):
+        await generate(shown)
+    renamed, kept = await generate(shown, other)
+    assert renamed.startswith(shown.sha256.hex()) and renamed != llm.names[0][0]
+    assert await generate(shown, other) == [renamed, kept], "and then keep them"
 
 
 async def test_an_update_that_does_not_hang_is_served() -> None:

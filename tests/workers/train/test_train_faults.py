@@ -18,6 +18,8 @@ pytestmark = pytest.mark.torch
 from train_samples import mixed, sample, screenshot, settings, text, totals  # noqa: E402
 
 from dart.v1 import session_pb2 as pb  # noqa: E402
+from dart.wire.convert import sample_from_proto  # noqa: E402
+from dart.workers.train import batch as batches  # noqa: E402
 from dart.workers.train.errors import NonFiniteError, SampleError  # noqa: E402
 from dart.workers.train.passes.runner import Alone, Passed  # noqa: E402
 from dart.workers.train.trainer import Trainer  # noqa: E402
@@ -243,6 +245,19 @@ def test_a_micro_batch_that_does_not_fit_is_halved_and_changes_nothing(
     told = r"a micro-batch of \d+ rows of up to \d+ tokens did not fit .* was halved: lower trainer\.microbatch_tokens"
     assert full.remarks and all(re.fullmatch(told, line) for line in full.remarks)
     assert (roomy.token_limit, full.token_limit <= 200) == (400, True)
+
+
+def test_micro_batches_that_are_all_too_large_are_each_computed_once_in_vain(folder: Path) -> None:
+    """A backward pass that fails begins the whole minibatch again, which must not cost all the others each time."""
+    samples = mixed(groups=12)
+    trainer = Trainer(settings(folder, microbatch_tokens=150))
+    rows = batches.make_rows([sample_from_proto(one, {}) for one in samples], 150, trainer.layout)
+    halvings = sum(len(part) - 1 for part in batches.cut(rows, 150))
+    tried = out_of_memory(trainer, backward=True, rows=1)
+    trainer.update(samples, *totals(samples))
+    assert halvings >= 10
+    assert sum(count > 1 for count, _ in tried) == halvings
+    assert len(tried) <= halvings + 3 * len(rows)
 
 
 class Told(Alone):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -240,3 +241,16 @@ def test_an_update_tells_where_its_time_went_and_what_it_computed(folder: Path) 
     assert sum(phases) + metrics["reduce_seconds"] <= metrics["update_seconds"]
     lengths = [len(one.prompt_token_ids) + len(one.token_ids) for one in steps]
     assert max(lengths) <= metrics["computed_tokens"] < sum(lengths), "their common prompt is computed once"
+
+
+@pytest.mark.parametrize("defaults", [None, '{"do_sample": false, "temperature": 1e-06}'])
+def test_defaults_of_generation_that_transformers_would_not_save_stay_as_they_are(
+    folder: Path, tmp_path: Path, defaults: str | None
+) -> None:
+    source, file = shutil.copytree(folder, tmp_path / "source"), "generation_config.json"
+    (source / file).unlink(missing_ok=True)
+    if defaults is not None:
+        (source / file).write_text(defaults)
+    Trainer(settings(source)).save_checkpoint(tmp_path / "saved")
+    saved = tmp_path / "saved" / file
+    assert (saved.read_text() if saved.exists() else None) == defaults

@@ -234,6 +234,10 @@ def test_checkpoint_of_sharded_weights_resumes_bit_for_bit_on_two_ranks_and_on_o
     assert furthest(result["again"], result["first"]) == 0
     assert furthest(result["second again"], result["second"]) == 0
     assert "file" in result["refused"] and other["refused"].startswith("another rank could not write the checkpoint")
+    assert result["no words"] == "MemoryError"
+    assert other["no words"] == "another rank could not write the checkpoint: MemoryError"
+    assert "this rank does not see it: put run.directory on a file system" in other["not seen"]
+    assert result["not seen"].startswith("another rank could not write the checkpoint")
     path = out / "checkpoints" / "v1"
     assert manifest.problem(path) is None and (path / manifest.NAME).exists()
     assert [entry.name for entry in path.parent.iterdir()] == ["v1"]

@@ -20,7 +20,7 @@ from dart.config import Lora
 from dart.workers.train.adapters import lora as adapters
 from dart.workers.train.adapters.pinned import Slabs
 from dart.workers.train.passes import parts
-from dart.workers.weights.transfer import ADAPTER_PREFIX
+from dart.workers.weights.transfer import ADAPTER_FILE, ADAPTER_PREFIX
 
 BASE_LAYER = ".base_layer"
 """What PEFT puts into the names of the weights below an adapter."""
@@ -100,6 +100,6 @@ def write_adapter(
 ) -> None:
     """Write a folder that PEFT loads onto the model in `base`, and that `check_resumed` knows. Raises OSError."""
     folder.mkdir()
-    save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    save_file(weights, folder / ADAPTER_FILE, metadata={"format": "pt"})
     adapters.peft_config(model, lora, str(base)).save_pretrained(folder)
     (folder / adapters.BASE).write_text(json.dumps({"sha256": digest}) + "\n", encoding="utf-8")

@@ -45,6 +45,12 @@ class Faults:
         self.smallest_too_large: int | None = None
         """The fewest padded tokens of a micro-batch of several rows that did not fit; None: all did."""
 
+    def within(self, token_limit: int) -> int:
+        """The limit, or half of the smallest micro-batch that did not fit, if that is lower."""
+        return (
+            token_limit if self.smallest_too_large is None else max(1, min(token_limit, self.smallest_too_large // 2))
+        )
+
     def remark(self, text: str) -> None:
         log.warning("%s", text)
         if len(self.remarks) < MOST_REMARKS:

@@ -2,7 +2,8 @@
 
 A sample whose numbers are not finite is left out, and its micro-batch computed again. A micro-batch that does not fit
 the device's memory is halved, by rows and then by the samples of its one row; a single sample that does not fit is left
-out. If a backward pass ran out of memory, a part of its gradient has been added already, so the work begins again.
+out. If a backward pass ran out of memory, a part of its gradient has been added already, so the work begins again, with
+what was not tried yet: of N micro-batches that are all too large, each is computed once in vain, not up to N times.
 """
 
 from __future__ import annotations
@@ -61,12 +62,14 @@ def work_through(parts: Sequence[list[Row]], work: Work, faults: Faults, runner:
         if passed.all_passed:
             at += 1
             continue
+        tried = at
         if isinstance(passed.trouble, torch.OutOfMemoryError) or (passed.trouble and not passed.disturbed):
             instead, problem = _answered(passed.trouble, part, faults)
             queue[at : at + 1] = instead
+            tried += len(instead)
         if began_backward:
             work.begin()
-            at = 0
+            queue, at = queue[tried:] + queue[:tried], 0
 
 
 def rehearse(work: Work, runner: PassRunner) -> None:

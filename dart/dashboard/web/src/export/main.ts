@@ -8,6 +8,7 @@ import Export from './Export.svelte'
 const told = JSON.parse(document.getElementById('trajectory')?.textContent || 'null') as {
   detail: TrajectoryDetail
   images: Record<string, string>
+  ended: boolean
 } | null
 const target = document.getElementById('app') as HTMLElement
 

@@ -15,6 +15,7 @@ import type {
   TrajectoryDetail,
   TrajectoryPage,
 } from './records'
+import type { Pulse } from './stream.svelte'
 import { query, type Query } from './routes'
 
 declare const answer: unique symbol
@@ -28,6 +29,7 @@ export const api = {
   runs: (): Address<RunRow[]> => '/api/runs',
   run: (run: string): Address<RunOverview> => of(run),
   status: (run: string): Address<RunStatus> => of(run, '/status'),
+  pulse: (run: string): Address<Pulse> => of(run, '/pulse'),
   curves: (run: string): Address<Curves> => of(run, '/curves'),
   timeline: (run: string, values?: { from?: number; to?: number }): Address<Timeline> => of(run, '/timeline', values),
   episodes: (run: string, values?: { from?: number; to?: number }): Address<Episodes> => of(run, '/episodes', values),

@@ -99,6 +99,12 @@ export class Resource<T> {
   }
 }
 
+/** A moment for what takes longer to fetch the more there is of it: another with each of the first `many`, with every
+    second of the next `many`, and so on. */
+export function thinned(n: number | undefined, many: number): number {
+  return n ? Math.floor(n / Math.ceil(n / many)) : 0
+}
+
 /** Call while a component is set up. Fetches `address()` again whenever it changes; null: nothing is asked.
     `when(last)`, with the last answer: fetched again whenever it changes, for example a run's pulse, except while it is
     RESTS. */

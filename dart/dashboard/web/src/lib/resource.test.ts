@@ -1,6 +1,6 @@
 import { afterEach, beforeEach, expect, it, vi } from 'vitest'
 import type { Address } from './api'
-import { Resource, RESTS, type Growth } from './resource.svelte'
+import { Resource, RESTS, thinned, type Growth } from './resource.svelte'
 
 type Answer = { end: number; seen: number[] }
 let asked: string[] = []
@@ -72,4 +72,10 @@ it('that does not fit what it was is fetched as a whole', async () => {
   await settled()
   expect(it.data).toEqual({ end: 1, seen: [7] })
   expect(asked).toEqual([address, `${address}?from=3`, address])
+})
+
+it('is asked for less often the more there is of it', () => {
+  const moments = (from: number, to: number) => new Set(Array.from({ length: to - from }, (_, i) => thinned(from + i, 100)))
+  expect([thinned(undefined, 100), thinned(0, 100)]).toEqual([0, 0])
+  expect([moments(1, 101).size, moments(101, 201).size, moments(901, 1001).size]).toEqual([100, 51, 11])
 })

@@ -12,7 +12,7 @@ export interface Pulse {
   updates: number
   trajectories: number
   /** The run's state. */
-  state?: string
+  state: string
 }
 
 const POLL_MILLISECONDS = 5000
@@ -195,16 +195,13 @@ export class Live {
     if (this.#asking || document.hidden) return
     this.#asking = true
     try {
-      const [status, overview, newest] = await Promise.all([
+      const [status, pulse] = await Promise.all([
         get(api.status(this.run), undefined, POLL_SECONDS),
-        get(api.run(this.run), undefined, POLL_SECONDS),
-        get(api.events(this.run, { limit: 1 }), undefined, POLL_SECONDS),
+        get(api.pulse(this.run), undefined, POLL_SECONDS),
       ])
       if (!this.#polls()) return // the stream is back, and newer
-      this.status = status
-      this.problem = ''
-      const { updates, trajectories } = overview.run
-      this.#pulse({ last: newest.rows[0]?.sequence ?? 0, updates, trajectories })
+      this.#take('status', status)
+      this.#take('events', pulse)
       if (!this.#source) this.#open()
     } catch (error) {
       if (this.#polls()) this.problem = error instanceof Error ? error.message : String(error)

@@ -81,18 +81,17 @@ it('notices that a run which was interrupted goes on', async () => {
 })
 
 it('counts the same while it polls as in the stream', async () => {
+  const pulse = { last: 77, updates: 2, trajectories: 25, state: 'running' }
   const answers: Record<string, unknown> = {
     '/api/runs/r/status': { live: true, status: { figures: { counts: { updates: 2, trajectories: 5 } } }, why: [] },
-    '/api/runs/r': { run: { updates: 2, trajectories: 25 } },
-    '/api/runs/r/events?limit=1': { rows: [{ sequence: 77 }] },
+    '/api/runs/r/pulse': pulse,
   }
   vi.stubGlobal('fetch', (address: string) => Promise.resolve(new Response(JSON.stringify(answers[address]))))
   const live = watched()
   for (let i = 0; i < 3; i++) Source.last.onerror?.()
   await vi.advanceTimersByTimeAsync(100)
   expect(live.connection).toBe('polling')
-  // Of the run, with its evaluations and copies, as a pulse says it.
-  expect(live.pulse).toEqual({ last: 77, updates: 2, trajectories: 25 })
+  expect(live.pulse).toEqual(pulse)
   live.stop()
   expect(vi.getTimerCount()).toBe(0)
 })
@@ -148,11 +147,11 @@ it('asks for nothing in a tab that is hidden, also where the stream is broken', 
   const live = watched()
   for (let i = 0; i < 3; i++) Source.last.onerror?.()
   await vi.advanceTimersByTimeAsync(6000)
-  expect(fetched.mock.calls.length).toBe(6)
+  expect(fetched.mock.calls.length).toBe(4)
   tab.turn(true)
   Source.last.onerror?.()
   await vi.advanceTimersByTimeAsync(60_000)
-  expect([fetched.mock.calls.length, open(), vi.getTimerCount()]).toEqual([6, false, 0])
+  expect([fetched.mock.calls.length, open(), vi.getTimerCount()]).toEqual([4, false, 0])
   tab.turn(false)
   expect([open(), live.connection]).toEqual([true, 'connecting'])
   live.stop()
@@ -185,9 +184,8 @@ it('does not ask a run that has finished again', () => {
   live.stop()
 })
 
-/** Answers everything with `{}` and an overview of a run that is running. */
-const answering = (address: string) =>
-  Promise.resolve(new Response(JSON.stringify({ address, rows: [], run: { state: 'running', updates: 3, trajectories: 24 } })))
+/** Answers everything with the pulse of a run that is running. */
+const answering = (address: string) => Promise.resolve(new Response(JSON.stringify({ address, ...events(3) })))
 
 it('notices that a connection is only half open, and makes another', async () => {
   const live = watched()
@@ -222,6 +220,6 @@ it('asks once at a time while nothing answers, so that connections are left for 
   const live = watched()
   await vi.advanceTimersByTimeAsync(90_000)
   expect(live.connection).toBe('polling')
-  expect(fetched.mock.calls.length).toBe(3)
+  expect(fetched.mock.calls.length).toBe(2)
   live.stop()
 })

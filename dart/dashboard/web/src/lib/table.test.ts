@@ -1,5 +1,5 @@
 import { describe, expect, it } from 'vitest'
-import { orderFrom, orderText, sorted, visible } from './table'
+import { nearEnd, orderFrom, orderText, sorted, visible } from './table'
 
 describe('orders', () => {
   it('are read as they are written', () => {
@@ -21,6 +21,12 @@ describe('orders', () => {
 
 describe('rows in sight', () => {
   it('are all of few', () => expect(visible(100, 30, 0, 900)).toEqual({ start: 0, end: 100 }))
+
+  it('are followed by more only where the reader is, though all of few are drawn', () => {
+    expect(nearEnd(100, 30, 0, 900)).toBe(false)
+    expect(nearEnd(100, 30, 1800, 900)).toBe(true)
+    expect(nearEnd(20, 30, -200, 900)).toBe(true) // they do not fill the screen
+  })
 
   it('cover the screen and not much more', () => {
     for (const top of [-300, 0, 15_000, 299_000, 1e9]) {

@@ -28,6 +28,10 @@ export function sorted<Row>(rows: readonly Row[], value: (row: Row) => Value, do
 const BEYOND = 12
 const FEW = 120
 
+/** Whether the reader is so far down that more rows are wanted. */
+export const nearEnd = (count: number, height: number, top: number, screen: number): boolean =>
+  top + screen >= (count - BEYOND) * height
+
 /** The rows to draw: those in sight and a few beyond. `top`: how far the first row is above the screen, in pixels. */
 export function visible(count: number, height: number, top: number, screen: number): { start: number; end: number } {
   if (count <= FEW) return { start: 0, end: count }

@@ -23,13 +23,18 @@ describe('fates', () => {
 
 describe('the roll-outs of a group', () => {
   const member = (pooled_from = '') => ({ row: { pooled_from } }) as unknown as Member
+  const group = (members: Member[]) => ({ kind: 'training', planned: 3, closed: 1, members })
   it('are counted without copies from the pool', () => {
-    expect(rollouts(3, [member(), member(), member()], true)).toBe('3 of 3 roll-outs')
-    expect(rollouts(3, [member(), member(), member(), member('g1-2')], true)).toBe('3 of 3 roll-outs, and 1 pooled success')
+    expect(rollouts(group([member(), member(), member()]))).toBe('3 of 3 roll-outs')
+    expect(rollouts(group([member(), member(), member(), member('g1-2')]))).toBe('3 of 3 roll-outs, and 1 pooled success')
   })
 
   it('name those that never finished, once no more come', () => {
-    expect(rollouts(3, [member()], false)).toBe('1 of 3 roll-outs')
-    expect(rollouts(3, [member()], true)).toBe('1 of 3 roll-outs, 2 never finished')
+    expect(rollouts({ ...group([member()]), closed: null })).toBe('1 of 3 roll-outs')
+    expect(rollouts(group([member()]))).toBe('1 of 3 roll-outs, 2 never finished')
+  })
+
+  it('are not those that a collection keeps, which stores only successes', () => {
+    expect(rollouts({ ...group([member()]), kind: 'collected' })).toBe('1 kept success')
   })
 })

@@ -1,6 +1,6 @@
 /** Fates and endings in plain words. */
 import { count, number } from '../format'
-import type { Member } from '../records'
+import type { GroupDetail, Member } from '../records'
 
 const FATES: Record<string, string> = {
   trained: 'An update has trained on it.',
@@ -34,10 +34,14 @@ export function fateSentence(fate: string, kind: string, ended: boolean): string
   return `It was not trained on${CAUSES[cause] ?? `: ${cause || 'no reason was recorded'}`}.`
 }
 
-/** How many of a group's planned roll-outs there are. The copy of a pooled success is none. `closed`: no more come. */
-export function rollouts(planned: number, members: readonly Pick<Member, 'row'>[], closed: boolean): string {
+type Rollouts = Pick<GroupDetail, 'kind' | 'planned' | 'closed'> & { members: readonly Pick<Member, 'row'>[] }
+
+/** How many of a group's planned roll-outs there are; of collected ones only the successes are stored. The copy of a
+    pooled success is none. */
+export function rollouts({ kind, planned, closed, members }: Rollouts): string {
+  if (kind === 'collected') return count(members.length, 'kept success', 'kept successes')
   const copies = members.filter((member) => member.row.pooled_from).length
-  const missing = closed ? planned - (members.length - copies) : 0
+  const missing = closed !== null ? planned - (members.length - copies) : 0
   const never = missing > 0 ? `, ${number(missing)} never finished` : ''
   return `${members.length - copies} of ${planned} roll-outs${never}${copies ? `, and ${count(copies, 'pooled success', 'pooled successes')}` : ''}`
 }
