@@ -6,10 +6,11 @@ sampling, synchronous training and all replicas updated at once; "decoupled" is 
 of the three is changed alone, on the paper's two set-ups. Further runs have adaptive data curation; a coupled baseline
 with a batch as large as the cluster, which keeps more environments busy and makes fewer and larger updates; smaller
 and larger trainers; and 1,000 environments. The set-ups with "honest" in their names have timings derived
-for full-HD screenshots (`benchmarks.simulation.full_hd`), and `--only honest` runs these alone. Finished runs are kept,
-so it can be stopped and started again; --anew discards them, with --only those of its set-ups. Runs with other timings
-or of another length are not continued. Writes results/efficiency.json, whose date and machine are those of the newest
-run.
+for full-HD screenshots (`benchmarks.simulation.full_hd`), and `--only honest` runs these alone. For two of these
+timings there are other divisions of the same 16 GPUs: all of them sample and train in turn, or more than half of them
+train. Finished runs are kept, so it can be stopped and started again; --anew discards them, with --only those of its
+set-ups. Runs with other timings or of another length are not continued. Writes results/efficiency.json, whose date and
+machine are those of the newest run.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks import report
 from benchmarks.results import write
 from benchmarks.simulation.cluster import COUPLED, DECOUPLED, Schedule, SetUp, simulate
 from benchmarks.simulation.full_hd.derived import NAMED
+from benchmarks.simulation.full_hd.pages import RATIOS, SAME_GPUS
 from benchmarks.simulation.timings import Timings
 from dart.errors import UserError
 
@@ -38,16 +39,21 @@ KEPT = (
 IDENTITY = ("set_up", "rung", "hours")
 LARGE_HOURS = {1000: 1.0}
 """Environments → hours at most: six episodes each. The first batch comes after a quarter of an episode."""
-RATIOS = tuple(report.PAPER)
 
 SYNC_FIGURE = SetUp("80 environments, 4 replicas", 80, 4)
 FULL_RUN = SetUp("180 environments, 8 replicas", 180, 8)
+"""180 environments are the paper's; 8 replicas of one GPU each, and the batch of 64 roll-outs, are ours."""
 LARGER_TRAINERS = (12, 16, 18, 20, 24)
 """Numbers of training GPUs; the paper has 8."""
 BALANCED = 18
 """About as many as 180 environments need."""
 LARGE_STALENESS = 8
 """180 environments have three batches in flight, and three more wait while the trainer works on one."""
+SPLITS = (10, 11, 12)
+"""How many of `SAME_GPUS` train in the other divisions; the paper's 8 are half."""
+CONTROLLED = ("honest-sliding", "honest-stride3-lora")
+"""The timings with the dearest and the cheapest step that the other divisions are run with."""
+FILLED = "coupled, with a batch that fills the environments"
 LADDER = {
     "coupled": COUPLED,
     "coupled, but task-wise sampling": replace(COUPLED, sampling="task"),
@@ -61,6 +67,11 @@ LADDER = {
 }
 
 
+def file_name(rung: str) -> str:
+    """The rung's name in files and options of `efficiency_real`."""
+    return rung.replace(", ", "-").replace(" ", "-")
+
+
 def filled(set_up: SetUp) -> SetUp:
     """A batch of at least as many roll-outs as there are environments."""
     groups = -(-set_up.environments // set_up.rollouts)
@@ -68,9 +79,26 @@ def filled(set_up: SetUp) -> SetUp:
 
 
 def with_trainer(gpus: int, named: str = "") -> SetUp:
-    """The paper's environments and replicas, with a trainer of `gpus` GPUs. `named`: timings of `NAMED`."""
+    """The full run's environments and replicas, with a trainer of `gpus` GPUs. `named`: timings of `NAMED`."""
     name = f"180 environments, {gpus} training GPUs" + (f", {named}" if named else "")
     return replace(FULL_RUN, name=name, max_staleness=LARGE_STALENESS)
+
+
+def in_turn(named: str) -> SetUp:
+    """GPUs that sample and train in turn, the usual synchronous loop: each is a replica, and all of them train. Beside
+    the weights' transfer, switching (loading and offloading weights, optimiser and caches) takes no time."""
+    name = f"{SAME_GPUS} GPUs that sample and train in turn, {named}"
+    return replace(with_trainer(SAME_GPUS, named), name=name, replicas=SAME_GPUS)
+
+
+def divided(gpus: int, named: str) -> SetUp:
+    """The same GPUs, of which so many train."""
+    sample = SAME_GPUS - gpus
+    return replace(
+        with_trainer(gpus, named),
+        name=f"{SAME_GPUS} GPUs, {sample} sample and {gpus} train, {named}",
+        replicas=sample,
+    )
 
 
 def scaled(environments: int) -> tuple[SetUp, Timings]:
@@ -100,27 +128,51 @@ def timings_for(training_gpus: float, named: str = "") -> Timings:
     )
 
 
-def runs(hours: float) -> Iterator[tuple[str, SetUp, Schedule, Timings, float]]:
-    """(rung, set-up, schedule, timings, hours)."""
+Planned = tuple[str, SetUp, Schedule, Timings, float]
+"""(rung, set-up, schedule, timings, hours)."""
+
+
+def _pair(set_up: SetUp, timings: Timings, hours: float) -> Iterator[Planned]:
+    for rung in ("coupled", "decoupled"):
+        curated = ", with curation" if set_up.curation else ""
+        yield rung + curated, set_up, LADDER[rung], timings, hours
+
+
+def runs(hours: float) -> Iterator[Planned]:
+    """All runs, in the order of the table."""
     yield "decoupled, a day", SYNC_FIGURE, DECOUPLED, timings_for(8), 24.0
     for set_up, gpus in ((SYNC_FIGURE, 8), (with_trainer(BALANCED), BALANCED)):
         timings = timings_for(gpus)
         for rung, schedule in LADDER.items():
             yield rung, set_up, schedule, timings, hours
-        yield "coupled, with a batch that fills the environments", filled(set_up), COUPLED, timings, hours
-        for rung in ("coupled", "decoupled"):
-            yield f"{rung}, with curation", replace(set_up, curation=True), LADDER[rung], timings, hours
+        yield FILLED, filled(set_up), COUPLED, timings, hours
+        yield from _pair(replace(set_up, curation=True), timings, hours)
     for gpus in (8, *(gpus for gpus in LARGER_TRAINERS if gpus != BALANCED)):
-        for rung in ("coupled", "decoupled"):
-            yield rung, with_trainer(gpus), LADDER[rung], timings_for(gpus), hours
+        yield from _pair(with_trainer(gpus), timings_for(gpus), hours)
     for environments, longest in LARGE_HOURS.items():
         set_up, timings = scaled(environments)
-        for rung in ("coupled", "decoupled"):
-            yield rung, set_up, LADDER[rung], timings, min(hours, longest)
+        yield from _pair(set_up, timings, min(hours, longest))
+    yield from _full_hd(hours)
+
+
+def _full_hd(hours: float) -> Iterator[Planned]:
+    """The part of `runs` with the timings of `NAMED`, and its controls."""
     for named in NAMED:
         for gpus in (8, BALANCED):
-            for rung in ("coupled", "decoupled"):
-                yield rung, with_trainer(gpus, named), LADDER[rung], timings_for(gpus, named), hours
+            set_up, timings = with_trainer(gpus, named), timings_for(gpus, named)
+            yield from _pair(set_up, timings, hours)
+            yield FILLED, filled(set_up), COUPLED, timings, hours
+            if gpus == 8:
+                fresher = replace(set_up, max_staleness=FULL_RUN.max_staleness)
+                yield f"decoupled, at most {fresher.max_staleness} versions behind", fresher, DECOUPLED, timings, hours
+            if gpus == 8 and named in CONTROLLED:
+                yield from _pair(replace(set_up, curation=True), timings, hours)
+    for named in CONTROLLED:
+        set_up, timings = in_turn(named), timings_for(SAME_GPUS, named)
+        yield "coupled", set_up, COUPLED, timings, hours
+        yield FILLED, filled(set_up), COUPLED, timings, hours
+        for gpus in SPLITS:
+            yield "decoupled", divided(gpus, named), DECOUPLED, timings_for(gpus, named), hours
 
 
 def main() -> None:

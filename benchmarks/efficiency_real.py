@@ -13,12 +13,15 @@ On a GPU machine, give --config a config of your own: the schedules are applied 
 from __future__ import annotations
 
 import argparse
-import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from benchmarks.efficiency import LADDER, RATIOS
+from benchmarks import report
+from benchmarks.efficiency import LADDER, file_name
+from benchmarks.simulation.full_hd.pages import RATIOS
 from benchmarks.trials import findings, showing, sweep
+from benchmarks.trials.inference import estimate
 from benchmarks.trials.protocol import config_digest
 from benchmarks.trials.records import Record, curve
 from benchmarks.trials.sweep import Plan
@@ -35,7 +38,7 @@ SHOWN: tuple[Shown, ...] = get_args(Shown)
 def rungs() -> dict[str, tuple[str, ...]]:
     """Overrides of each rung of the ladder, by a name that files can have."""
     return {
-        rung.replace(", ", "-").replace(" ", "-"): (
+        file_name(rung): (
             f"schedule.sampling={schedule.sampling}",
             f"schedule.training={schedule.training}",
             f"schedule.sync={schedule.sync}",
@@ -50,11 +53,10 @@ def last_success(run: Record) -> float:
 
 
 def last_update_seconds(run: Record) -> float:
-    """Seconds of training until the last update, as the roll-outs that finished after it know it."""
+    """Seconds of training until the last update; all of them, if there was none."""
     if "curve" in run:
         return run["curve"][-1][1]  # a point for each update
-    after = (one.seconds for one in run["episodes"] if one.update == run["updates"])
-    return min(after, default=run["train_seconds"])
+    return run.get("last_update_seconds", run["train_seconds"])
 
 
 def actions_trained_on(run: Record) -> float:
@@ -83,16 +85,7 @@ def main() -> None:
         raise SystemExit(f"error: {error}") from None
     if not runs:
         parser.error("no run is finished yet: leave --report out")
-    rows: list[dict[str, Any]] = [
-        {"rung": name, "runs": len(made)}
-        | {field: round(statistics.fmean(run[field] for run in made.values()), 4) for field in SHOWN}
-        | {"trained_actions_per_minute": round(statistics.fmean(map(actions_trained_on, made.values())), 2)}
-        | {
-            "success": round(statistics.fmean(last_success(run) for run in made.values()), 4),
-            "time": next(iter(made.values()))["time"],
-        }
-        for name, made in runs.items()
-    ]
+    rows = [_row(name, list(made.values())) for name, made in runs.items()]
     if base := next((row for row in rows if row["rung"] == "coupled"), None):
         for row in rows:
             row["over_coupled"] = {field: round(row[field] / base[field], 2) for field in RATIOS if base[field]}
@@ -103,6 +96,23 @@ def main() -> None:
     showing.show_notes(notes)
 
 
+def _row(rung: str, runs: Sequence[Record]) -> dict[str, Any]:
+    """Means over an arm's runs; `half_width`: of their 95 % t-intervals, empty with a single run. `time`: of the first
+    run."""
+    each = {field: estimate([run[field] for run in runs]) for field in SHOWN} | {
+        "trained_actions_per_minute": estimate([actions_trained_on(run) for run in runs]),
+        "success": estimate([last_success(run) for run in runs]),
+    }
+    half_widths = {field: one.half_width for field, one in each.items()}
+    return {
+        "rung": rung,
+        "runs": len(runs),
+        **{field: round(one.mean, 4) for field, one in each.items()},
+        "half_width": {field: round(half, 4) for field, half in half_widths.items() if half is not None},
+        "time": runs[0]["time"],
+    }
+
+
 def show(rows: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
@@ -111,8 +121,8 @@ def show(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         over = row.get("over_coupled", {})
         table.add_row(
-            row["rung"], str(row["runs"]), *(f"{row[field]:.1%}" for field in SHOWN[:3]), f"{row[SHOWN[3]]:.0f}",
-            f"{row['success']:.1%}", " ".join(f"{over[name]:.1f}×" for name in RATIOS if name in over),
+            row["rung"], str(row["runs"]), *(report.with_interval(row, field) for field in report.REAL),
+            " ".join(f"{over[name]:.1f}×" for name in RATIOS if name in over),
         )  # fmt: skip
     Console().print(table)
 

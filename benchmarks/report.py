@@ -15,9 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.efficiency import LADDER, file_name
 from benchmarks.learning import miniwob_pages
 from benchmarks.pool import results as pool_runs
 from benchmarks.simulation import full_hd
+from benchmarks.simulation.full_hd import pages as full_hd_pages
 from benchmarks.trials import pages
 
 ROOT = Path(__file__).parent.parent
@@ -38,6 +40,8 @@ PAPER = {  # DART, arXiv 2509.23866: coupled, decoupled
     "rollout_utilisation": (0.296, 0.467),
     "trained_actions_per_minute": (22.6, 43.6),
 }
+REAL = ("env_utilisation", "rollout_utilisation", "trainer_utilisation", "trained_actions_per_minute", "success")
+"""What is shown of a run with every part real."""
 
 
 def results(name: str) -> Any:
@@ -92,25 +96,9 @@ def _compared(name: str, coupled: dict[str, float], decoupled: dict[str, float])
     return cells
 
 
-def ladder() -> str | None:
-    if (found := results("efficiency")) is None:
-        return None
-    rows = []
-    for row in found["runs"]:
-        rows.append(
-            [full_hd.in_words(row["set_up"]), row["rung"], f"{row['env_utilisation']:.1%}",
-             f"{row['rollout_utilisation']:.1%}", f"{row['trainer_utilisation']:.1%}",
-             f"{row['trained_actions_per_minute']:.0f}", _over_coupled(row, found["runs"])]
-        )  # fmt: skip
-    head = ("set-up", "schedule", "environments", "replicas", "trainer", "actions/min trained", "over coupled")
-    return table(head, rows)
-
-
-def _over_coupled(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
-    """Ratios of the figures themselves: the record's `over_coupled` is rounded, and would be rounded again."""
-    like = "coupled, with curation" if row["rung"].endswith("with curation") else "coupled"
-    base = next((one for one in rows if (one["rung"], one.get("set_up")) == (like, row.get("set_up"))), None)
-    return ", ".join(f"{row[name] / base[name]:.1f} ×" for name in PAPER if base[name]) if base else ""
+def _simulated(rows: Callable[[Sequence[full_hd_pages.Row]], pages.Table]) -> str | None:
+    """Coupled against decoupled in simulated time (docs/efficiency.md)."""
+    return None if (found := results("efficiency")) is None else table(*rows(found["runs"]))
 
 
 def pool() -> str | None:
@@ -121,16 +109,23 @@ def pool() -> str | None:
 def real() -> str | None:
     if (found := results("efficiency_real")) is None:
         return None
+    spoken = {file_name(rung): rung for rung in LADDER}
     rows = [
-        [row["rung"], f"{row['env_utilisation']:.1%}", f"{row['rollout_utilisation']:.1%}",
-         f"{row['trainer_utilisation']:.1%}", f"{row['trained_actions_per_minute']:.0f}", f"{row['success']:.1%}",
-         _over_coupled(row, found["runs"])]
+        [spoken[row["rung"]], str(row["runs"]), *(with_interval(row, name) for name in REAL),
+         full_hd_pages.over_coupled(row, found["runs"])]
         for row in found["runs"]
     ]  # fmt: skip
-    rows += [[f"note: {one}", *[""] * 6] for one in found.get("notes", [])]
-    head = ("schedule", "environments", "replicas", "trainer", "actions/min trained", "success at the end",
+    rows += [[f"note: {one}", *[""] * 7] for one in found.get("notes", [])]
+    head = ("schedule", "runs", "environments", "replicas", "trainer", "actions/min trained", "success at the end",
             "over coupled")  # fmt: skip
     return table(head, rows)
+
+
+def with_interval(row: dict[str, Any], name: str) -> str:
+    """A mean over runs, and half of its interval if there were several."""
+    said = "{:.0f}" if row[name] > 1 else "{:.1%}"
+    half = row.get("half_width", {}).get(name)
+    return said.format(row[name]) + ("" if half is None else f" ± {said.format(half)}")
 
 
 def targets() -> str | None:
@@ -388,7 +383,9 @@ EXPERIMENTS = ("ablation", "alignment", "controls", "stride")
 TABLES: dict[str, Callable[[], str | None]] = {
     "headline": headline,
     "headline_short": partial(headline, short=True),
-    "ladder": ladder,
+    "ladder": partial(_simulated, full_hd_pages.ladder),
+    "decoupled": partial(_simulated, full_hd_pages.decoupled),
+    "same_gpus": partial(_simulated, full_hd_pages.same_gpus),
     "pool": pool,
     "real": real,
     "targets": targets,

@@ -34,7 +34,9 @@ class SetUp:
     name: str
     environments: int
     replicas: int
+    """Of one H100 each [ours]."""
     trajectories_per_update: int = 64
+    """Roll-outs in a batch [ours]."""
     tasks: int = 203
     rollouts: int = 8
     step_limit: int = 30

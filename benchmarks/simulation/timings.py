@@ -2,7 +2,8 @@
 
 Sources. [OSWorld]: arXiv 2404.07972, its repository, and what its users report (snapshot revert, settle wait, pause
 after each action); the ranges are theirs, the uniform distribution within them is ours. [DART]: arXiv 2509.23866
-(set-ups, 30 steps, N = 8, UI-TARS-1.5-7B, 8 H100 for training). [vLLM]: public throughput figures of 7B models on an
+(environments, 30 steps, N = 8, UI-TARS-1.5-7B, 8 H100 for training; the batch of 64 roll-outs, and 8 replicas of one
+H100 beside 180 environments, are ours). [vLLM]: public throughput figures of 7B models on an
 H100, to one digit. [ours]: an assumption that nothing published settles; docs/efficiency.md says what depends on it.
 
 Full-HD screenshots cost more than is assumed here: `benchmarks.simulation.full_hd` has timings for them.

@@ -49,7 +49,7 @@ def test_the_record_has_numbers_alone() -> None:
 
 
 def test_tables_of_the_same_runs_show_the_same_ratios() -> None:
-    headline, ladder = report.headline(), report.ladder()
+    headline, ladder = report.headline(), report.TABLES["ladder"]()
     assert headline is not None and ladder is not None
     short = {
         line.split(" | ")[0].removeprefix("| simulated, "): re.findall(r"[\d.]+ ×", line)
@@ -116,7 +116,7 @@ def test_runs_of_another_length_are_not_discarded_without_being_asked(
 def test_anew_discards_only_what_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "efficiency.json"
     every = len(_efficiency(path, monkeypatch))
-    assert len(_efficiency(path, monkeypatch, "--anew", "--only", "honest-sliding")) == 4
+    assert len(_efficiency(path, monkeypatch, "--anew", "--only", "honest-sliding")) == 14
     assert len(_rows(path)) == every
 
 
@@ -142,7 +142,7 @@ def test_set_ups_with_new_timings_are_added_to_a_record(tmp_path: Path, monkeypa
     of_all["runs"] = [row for row in of_all["runs"] if row["set_up"] not in new]
     path.write_text(json.dumps(record), encoding="utf-8")
     made = _efficiency(path, monkeypatch)
-    assert (len(made), set(made)) == (4, new)
+    assert (len(made), set(made)) == (14, new)
     assert len(_rows(path)) == len(every)
     for name in ("honest-sliding", "a name that is gone"):
         named = of_all["named_timings"] | {name: timings}
@@ -168,7 +168,8 @@ def test_a_run_that_failed_or_was_restarted_does_not_hide(tmp_path: Path, monkey
     episodes = [Episode(1.0, 0, 3, 1, 0)] * 16
     run = dict.fromkeys(efficiency_real.SHOWN, 0.5) | {"episodes": episodes, "time": {"env": {}}, "updates": 0}
     run |= {"train_seconds": 1.0}
-    finished = {"coupled": {0: run | {"starts": 1}, 1: run | {"starts": 2}}, "decoupled": {1: run | {"starts": 1}}}
+    other = run | {"starts": 2, "env_utilisation": 0.6}
+    finished = {"coupled": {0: run | {"starts": 1}, 1: other}, "decoupled": {1: run | {"starts": 1}}}
     monkeypatch.setattr(sweep, "RESULTS", tmp_path)
     monkeypatch.setattr(sweep, "finished", lambda plan: finished)
     monkeypatch.setattr("sys.argv", ["efficiency_real", "--seeds", "2", "--report"])
@@ -177,7 +178,18 @@ def test_a_run_that_failed_or_was_restarted_does_not_hide(tmp_path: Path, monkey
     assert [(row["rung"], row["runs"]) for row in found["runs"]] == [("coupled", 2), ("decoupled", 1)]
     assert any("coupled-1 (2 starts)" in note for note in found["notes"])
     monkeypatch.setattr(report, "RESULTS", tmp_path)
-    assert "coupled-1 (2 starts)" in (report.real() or "")
+    page = report.real() or ""
+    assert "coupled-1 (2 starts)" in page
+    assert "| coupled | 2 | 55.0% ± 63.5% | 50.0% ± 0.0% |" in page, "12.7 standard errors of 5 % with two runs"
+    assert "| decoupled | 1 | 50.0% | 50.0% |" in page, "a single run has no interval"
+
+
+def test_a_schedule_is_no_slower_for_the_batch_that_the_clock_cut_off() -> None:
+    """8 actions a minute in the 4 minutes of the run are 16 in the 2 minutes until its last update."""
+    run: Any = {"trained_actions_per_minute": 8.0, "train_seconds": 240.0, "last_update_seconds": 120.0, "episodes": []}
+    assert efficiency_real.actions_trained_on(run) == 16.0
+    run["episodes"] = [Episode(150.0, 0, 3, 1, 5)]
+    assert efficiency_real.actions_trained_on(run) == 16.0, "a roll-out that finishes later changes nothing"
 
 
 # ---- the step path ----

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from benchmarks.simulation import cluster, virtual_time
 from benchmarks.simulation.cluster import COUPLED, DECOUPLED, Schedule, SetUp, simulate
 from benchmarks.simulation.timings import ReplicaTimes, Timings
 from benchmarks.simulation.workers import SimulatedEnvs, SimulatedReplica, SimulatedTrainer
+from dart import manifest
 from dart.config import Config
 from dart.coordinator.fleet.environments import EnvPool
 from dart.coordinator.fleet.replicas import RolloutPool
@@ -141,6 +143,8 @@ class SlowDisk(SimulatedTrainer):
     seconds = 0.0
 
     def save_checkpoint(self, command: pb.SaveCheckpoint) -> None:
+        with manifest.written(Path(command.path)):
+            pass
         saved = pb.CheckpointSaved(path=command.path, weight_version=self._version)
         self.answer(command, self.seconds, checkpoint_saved=saved)
 

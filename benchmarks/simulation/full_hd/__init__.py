@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+_IN_BLOCKS = "three to five full-HD screenshots a prompt, three left out at once (`history_stride: 3`)"
 _SAID = {
-    "honest-sliding": "full-HD timings, the window slides by one",
-    "honest-stride3": "full-HD timings, `history_stride: 3`",
-    "honest-stride3-frozen-vision": "full-HD timings, `history_stride: 3`, `freeze_vision`",
-    "honest-stride3-lora": "full-HD timings, `history_stride: 3`, `lora`",
+    "honest-sliding": "five full-HD screenshots a prompt, the oldest left out at each step",
+    "honest-stride3": _IN_BLOCKS,
+    "honest-stride3-frozen-vision": f"{_IN_BLOCKS}, `freeze_vision`",
+    "honest-stride3-lora": f"{_IN_BLOCKS}, `lora`",
 }
 
 

@@ -5,8 +5,9 @@ screenshots are 13,500 tokens, and with a window that slides by one screenshot b
 comes after the first of them. Operations are `dart.core.capacity`'s for UI-TARS-1.5-7B over trajectories of 30 steps,
 each step with the same share of them; shorter trajectories, whose prompts are shorter, are cheaper than that. Cards are
 H100 at `UTILISATION` of their peak. `python -m benchmarks.gpu` and `benchmarks.gpu.replica` measure on a card: an H100
-sampled ten-step episodes 1.16 and 1.19 times as fast as these timings say, with quicker passes and slower prompts, and
-the trainer reached 0.38 to 0.51 on an H200, counting what is computed again.
+sampled ten-step episodes 1.16 and 1.19 times as fast as these timings say, with quicker passes and slower prompts. One
+H200, without sharding, reached 0.51 to 0.57 of its peak with the whole model, counting what is computed again: a row
+took 0.70 to 0.78 of the time that follows from `UTILISATION`.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import efficiency
 from benchmarks.gpu.models import ui_tars
-from benchmarks.simulation.full_hd import derived
+from benchmarks.simulation.full_hd import derived, pages
 from benchmarks.simulation.full_hd.prompts import ANSWER, SCREENSHOT, SLIDING, STRIDE_3, SYSTEM, TEMPLATE, History
 from benchmarks.simulation.timings import Timings
 from dart.core.capacity.work import PEAKS
@@ -77,6 +77,43 @@ def test_named_set_ups_come_after_all_others_with_names_of_their_own() -> None:
     assert len(set(planned)) == len(planned)
     named = [place for place in planned if "honest" in place[0]]
     assert planned[-len(named) :] == named
-    assert {name for name, _, _ in named} == {
+    assert {name for name, _, _ in named if not name.startswith("16 GPUs")} == {
         f"180 environments, {gpus} training GPUs, {name}" for gpus in (8, 18) for name in derived.NAMED
     }
+
+
+def test_other_divisions_have_the_same_gpus() -> None:
+    divisions = [(set_up, timings) for _, set_up, _, timings, _ in efficiency.runs(6.0) if "16 GPUs" in set_up.name]
+    step = efficiency.timings_for(1, "honest-sliding").trainer.seconds_per_step
+    found = [
+        (set_up.replicas, round(step / timings.trainer.seconds_per_step))
+        for set_up, timings in divisions
+        if set_up.name.endswith("honest-sliding")
+    ]
+    assert found == [(16, 16), (16, 16), (6, 10), (5, 11), (4, 12)]
+
+
+def test_the_same_gpus_have_a_table_of_their_own() -> None:
+    def row(set_up: str, rung: str, actions: float) -> dict[str, object]:
+        seconds = {"acting": 1.0, "resetting": 1.0, "generating": 2.0}
+        return {
+            "set_up": set_up, "rung": rung, "env_utilisation": 0.5, "rollout_utilisation": 0.5,
+            "trainer_utilisation": 0.5, "trained_actions_per_minute": actions, "staleness": {"mean": 3.0},
+            "time": {"env": {"seconds": seconds}},
+        }  # fmt: skip
+
+    halves = "180 environments, 8 training GPUs, honest-sliding"
+    rows = [
+        row(halves, "coupled", 50.0), row(halves, "decoupled", 100.0), row(halves, "decoupled, with curation", 1.0),
+        row("16 GPUs that sample and train in turn, honest-sliding", "coupled", 125.0),
+        row("16 GPUs, 4 sample and 12 train, honest-sliding", "decoupled", 200.0),
+    ]  # fmt: skip
+    _, made = pages.same_gpus(rows)
+    assert [(line[1], line[2], line[-1]) for line in made] == [
+        ("8 sample and 8 train", "coupled", "2.00 ×"),
+        ("8 sample and 8 train", "decoupled", "1.00 ×"),
+        ("16 GPUs that sample and train in turn", "coupled", "0.80 ×"),
+        ("4 sample and 12 train", "decoupled", "0.50 ×"),
+    ]
+    assert {line[4] for line in made} == {"50.0%"}, "waiting for the model is neither acting nor resetting"
+    assert len(pages.ladder(rows)[1]) == 3
