@@ -7,6 +7,8 @@ from contextlib import contextmanager
 
 USER_ERROR, INTERRUPTED = 2, 130
 """Exit codes of dart's commands: for something that the user can fix, and for a run that was told to end early."""
+NOT_READY = 4
+"""Exit code of a worker that gave up starting. However long that took, it has not worked."""
 
 
 class UserError(Exception):

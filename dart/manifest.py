@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import shutil
 import zipfile
@@ -22,6 +23,7 @@ NAME = "manifest.json"
 _ASIDE, _UNFINISHED = ".old", ".tmp"
 _THREADS = 4
 """Files hashed at once: hashing releases the interpreter lock."""
+log = logging.getLogger(__name__)
 _OWN: set[Path] = set()
 """The hidden folders that this process is using now."""
 
@@ -87,6 +89,16 @@ def remove_left(parent: Path) -> None:
     for left in (*parent.glob(f".*{_UNFINISHED}"), *parent.glob(f".*{_ASIDE}")):
         if left not in _OWN:
             shutil.rmtree(left, ignore_errors=True)
+
+
+def remove(folder: Path) -> None:
+    """Remove what `written` made, or what is left of it. What cannot be removed is logged."""
+
+    def failed(_: object, path: str, found: tuple[type[BaseException], BaseException, object]) -> None:
+        if not isinstance(found[1], FileNotFoundError):
+            log.warning("%s cannot be removed, and takes up space: %s", path, found[1])
+
+    shutil.rmtree(folder, onerror=failed)
 
 
 def _make(folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -24,7 +25,7 @@ from dart.coordinator.sampling.evaluation import settings_of
 from dart.coordinator.start import MOST_UNWRITTEN_EVENTS, Start, starting_point
 from dart.coordinator.summary import Summary, write_json
 from dart.core.json_text import to_json
-from dart.errors import ProcessLost, UserError
+from dart.errors import INTERRUPTED, ProcessLost, UserError
 from dart.inspection.condition import go_on
 from dart.job import Job, Train
 from dart.malloc import keep_memory
@@ -121,7 +122,12 @@ async def _run(wanted: JobRun, hold: Hold) -> Summary | None:
         if resumes and (summary := await _finished(wanted, database)) is not None and not wanted.resume:
             return summary
         begin = (_resumed if isinstance(wanted.job, Train) else _continued) if resumes else _begun
-        start = await begin(wanted, database)
+        try:
+            start = await begin(wanted, database)
+        except asyncio.CancelledError:  # Ctrl-C, while a thread verifies a checkpoint, which Python would wait for
+            click.echo(f"interrupted; {go_on(wanted.job.kind, wanted.directory.path)}")
+            sys.stdout.flush()
+            os._exit(INTERRUPTED)
         try:
             peak = trainer_peak(wanted.config, wanted.job) if wanted.local else None
             wanted.beside()

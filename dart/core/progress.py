@@ -47,6 +47,10 @@ class StalenessCounts:
             self.sum + sum(staleness), max((self.max, *staleness)), self.trajectories + len(staleness)
         )
 
+    def share(self, share: float) -> StalenessCounts:
+        """About this share of what was counted."""
+        return StalenessCounts(round(self.sum * share), self.max, round(self.trajectories * share))
+
 
 @dataclass(frozen=True, slots=True)
 class Counts:
@@ -247,8 +251,8 @@ class Progress:
         for task, success in recent:
             self._ended(task, success)
         logged = logged or Counts()
-        # Steps trained on after the last checkpoint no longer count as trained on. Tokens are not stored by step, so
-        # their number is estimated.
+        # Steps trained on after the last checkpoint no longer count as trained on. Tokens and staleness are not stored
+        # by step, so they are estimated.
         share = stored.trained_steps / logged.trained_steps if logged.trained_steps else 0.0
         self._counts = replace(
             logged,
@@ -260,6 +264,7 @@ class Progress:
             pooled=stored.pooled,
             trained_steps=stored.trained_steps,
             trained_tokens=round(logged.trained_tokens * share),
+            staleness=logged.staleness.share(share),
             fates=dict(stored.fates),
         )
 

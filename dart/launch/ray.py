@@ -28,7 +28,7 @@ from dart.errors import INTERRUPTED, USER_ERROR, UserError
 from dart.launch.plan import Group, ending_seconds, plan
 from dart.launch.ray_cluster import Actor, RayCluster
 from dart.launch.restarts import COORDINATOR, Action, End, Finish, Restarts, Say, Start, Stop
-from dart.launch.supervisor import FILES, Listening, Order, Place
+from dart.launch.supervisor import FILES, Listening, Order, Place, Unusable
 from dart.processes.secrets import AUTHORITY
 from dart.processes.settings import ending_signals
 from dart.rundir import RunDirectory
@@ -156,7 +156,7 @@ def _signals() -> Iterator[_Signals]:
 
     def note(number: int, frame: object) -> None:
         arrived.append(number)
-        if len(arrived) > 1:
+        if len(arrived) > 1 and number == signal.SIGINT:  # a terminal that closes may send more than one other
             raise KeyboardInterrupt
 
     before = {number: signal.signal(number, note) for number in ending_signals()}
@@ -190,7 +190,7 @@ class Driver:
         self.restarts = Restarts(named["env"] + named["rollout"], named["train"], most)
 
     def run(self) -> Finish:
-        """How the run ended. Whatever happens, no process and no place is left. Raises UserError."""
+        """How the run ended. Whatever happens, no process and no place is left."""
         try:
             self.cluster.reserve(say, lambda: bool(self.signals))
             self._act(self.restarts.begin(time.monotonic()))
@@ -222,6 +222,8 @@ class Driver:
         match value:
             case Place():
                 self._placed(process, value)
+            case Unusable(why):
+                self._unusable(process, why)
             case Listening() if process.running and awaited.start == process.starts:
                 moved = self.listening is not None and self.listening != value
                 self.listening = value
@@ -241,9 +243,9 @@ class Driver:
 
     def _placed(self, process: Process, place: Place) -> None:
         if place.release != __version__:
-            raise UserError(
-                f"{place.host} has dart {place.release}, and this machine {__version__}: install the same release there"
-            )
+            remedy = "install the same release there"
+            self._unusable(process, f"{place.host} has dart {place.release}, and this machine {__version__}: {remedy}")
+            return
         process.place, process.asked = place, None
         say(f"{process.name}: on {place.node}")
         if process.group.part != "train":
@@ -251,6 +253,15 @@ class Driver:
         elif all(rank.place for rank in self._ranks()):
             for rank in self._ranks():
                 self._run(rank)
+
+    def _unusable(self, process: Process, why: str) -> None:
+        """Before anything has run it is the user's error; later a node has joined that needs a repair, or is left."""
+        if not self.restarts.has_listened:
+            self.end = self.end or Finish(USER_ERROR, why)
+            return
+        self._give_up(process)
+        say(f"{process.name}: {why}; a place for it is asked for again in {WAITING_SECONDS:g} s")
+        self._later.append((time.monotonic() + WAITING_SECONDS, (process.name,)))
 
     def _ended(self, process: Process, end: End) -> None:
         process.running = False

@@ -16,7 +16,7 @@ from dart.config.cluster import Ray
 from dart.errors import UserError
 from dart.launch.plan import Group, Part
 from dart.launch.restarts import End
-from dart.launch.supervisor import Place, Supervisor
+from dart.launch.supervisor import Place, Supervisor, Unusable
 
 Actor = Any
 """A handle of a `Supervisor` somewhere. Ray's types are unknown to the type checker."""
@@ -139,10 +139,8 @@ class RayCluster:
         return actor.here.remote()
 
     def answered(self, references: Sequence[object], seconds: float) -> list[tuple[object, object]]:
-        """Those with an answer, after at most so many seconds; an End without a code from an actor that is lost.
-
-        Raises UserError if a node has no dart.
-        """
+        """Those with an answer, after at most so many seconds; an End without a code from an actor that is lost, and
+        Unusable from a node that has no dart."""
         import ray
         from ray.exceptions import RayActorError, RayTaskError
 
@@ -158,8 +156,10 @@ class RayCluster:
                 answers.append((reference, ray.get(reference)))
             except RayActorError as error:
                 if "No module named 'dart" in str(error):
-                    raise UserError("a node of the cluster has no dart: install this release of it there") from None
-                answers.append((reference, End(None, "its node or its actor is gone")))
+                    lacking = Unusable("a node of the cluster has no dart: install this release of it there")
+                    answers.append((reference, lacking))
+                else:
+                    answers.append((reference, End(None, "its node or its actor is gone")))
             except RayTaskError as error:  # a file system that fails, say
                 answers.append((reference, End(None, f"its actor has failed: {error.cause}")))
         return answers

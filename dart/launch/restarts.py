@@ -7,6 +7,9 @@ themselves; they are started again when they end, or when the coordinator has mo
 
 Exit code 2 is a user's error: it ends everything with its message, but only where nothing has run yet. Later it may
 also be a coordinator that has lost its trainer, or a node that lacks what the first one had: it counts as a failure.
+
+Failures of an env worker or a replica are counted anew once it has lasted. The coordinator and the trainer begin again
+from the newest checkpoint, so theirs are counted anew from each new checkpoint on, however long they took to fail.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from dart.core.fleet.restarts import LASTING_SECONDS, pause_seconds
-from dart.errors import INTERRUPTED, USER_ERROR
+from dart.errors import INTERRUPTED, NOT_READY, USER_ERROR
 
 COORDINATOR = "coordinator"
 
@@ -52,10 +55,11 @@ Action = Start | Stop | Say | Finish
 @dataclass(frozen=True, slots=True)
 class End:
     """How a process ended. `code`: None if it was lost with its node, or its node cannot start it; negative: a signal.
-    `said`: its last line."""
+    `said`: its last line. `checkpoints`: names of those that the run had then, as far as its machine sees them."""
 
     code: int | None
     said: str = ""
+    checkpoints: frozenset[str] = frozenset()
 
     def __str__(self) -> str:
         if self.code is None:
@@ -79,8 +83,9 @@ class _Failures:
     def start(self, now: float) -> None:
         self.began, self.starts = now, self.starts + 1
 
-    def failed(self, now: float) -> int:
-        self.count = 1 if now - self.began > LASTING_SECONDS else self.count + 1
+    def failed(self, now: float, *, may_have_lasted: bool) -> int:
+        lasted = may_have_lasted and now - self.began > LASTING_SECONDS
+        self.count = 1 if lasted else self.count + 1
         return self.count
 
 
@@ -88,17 +93,20 @@ class Restarts:
     """The processes of one run. The caller carries out every action and reports each end, also of what it stopped."""
 
     def __init__(self, workers: Sequence[str], ranks: Sequence[str], most: int) -> None:
-        """`workers`: env workers and replicas. `most`: restarts in a row of one that fails soon after its start."""
+        """`workers`: env workers and replicas. `most`: restarts in a row."""
         self._workers, self._ranks, self._most = tuple(workers), tuple(ranks), most
         self._failures = {name: _Failures() for name in workers}
         self._core = _Failures()
+        self._checkpoints: frozenset[str] = frozenset()
+        """All that the run has ever been seen to have."""
         self._told: dict[str, int] = {}
         """Which start of the coordinator each worker was last started for."""
         self._up: set[str] = set()
         """Started and not ended, also before its delay is over."""
         self._stopping: set[str] = set()
         self._listening = False
-        self._has_listened = False
+        self.has_listened = False
+        """Whether a coordinator of this run has ever been there to dial."""
 
     def begin(self, now: float) -> list[Action]:
         self._core.start(now)
@@ -106,7 +114,7 @@ class Restarts:
 
     def listening(self, now: float, *, moved: bool) -> list[Action]:
         """The coordinator can be dialled. `moved`: not where its workers were told before."""
-        self._listening = self._has_listened = True
+        self._listening = self.has_listened = True
         stale = tuple(name for name in self._workers if moved and name in self._up)
         actions: list[Action] = [self._stop(stale)] if stale else []
         actions += self._start_workers([name for name in self._workers if name not in self._up], now)
@@ -124,7 +132,7 @@ class Restarts:
                 return [Finish(0)]
             if not stopped and end.code == INTERRUPTED:
                 return [Finish(INTERRUPTED, "the coordinator was interrupted")]
-            if end.code == USER_ERROR and not self._has_listened:
+            if end.code == USER_ERROR and not self.has_listened:
                 return [Finish(USER_ERROR, end.said)]
         elif end.code == USER_ERROR and self._core.starts == 1 and not stopped:
             return [Finish(USER_ERROR, end.said)]
@@ -135,7 +143,10 @@ class Restarts:
     def _core_ended(self, name: str, end: End, now: float, stopped: bool) -> list[Action]:
         actions: list[Action] = []
         if not stopped:
-            failures = self._core.failed(now)
+            if end.checkpoints - self._checkpoints:
+                self._core.count = 0
+            self._checkpoints |= end.checkpoints
+            failures = self._core.failed(now, may_have_lasted=end.code is None)  # losing a node is not the run's fault
             if failures > self._most:
                 return [Finish(1, _too_often(name, end, failures))]
             with_ranks = " with every trainer rank" if self._ranks else ""
@@ -157,7 +168,7 @@ class Restarts:
                 return [] if self._told[name] == self._core.starts else self._start_workers([name], now)
             if end.code == USER_ERROR and failures.starts == self._core.starts == 1:
                 return [Finish(USER_ERROR, end.said)]
-            count = failures.failed(now)
+            count = failures.failed(now, may_have_lasted=end.code != NOT_READY)
             if count > self._most:
                 return [Finish(1, _too_often(name, end, count))]
             return [Say(f"{name} {end}: it is started again"), *self._start_workers([name], now, pause_seconds(count))]

@@ -24,7 +24,7 @@ import click
 from dart.config import Config, load
 from dart.config.cluster import Slurm
 from dart.core.fleet.restarts import LASTING_SECONDS, MOST_RESTARTS
-from dart.errors import INTERRUPTED, USER_ERROR, UserError
+from dart.errors import INTERRUPTED, NOT_READY, USER_ERROR, UserError
 from dart.launch.plan import GOODBYE_SECONDS, Group, plan
 from dart.rundir import RunDirectory
 
@@ -149,6 +149,7 @@ def _variables(settings: Slurm, run: Path) -> dict[str, str | int | Path]:
         "most_restarts": MOST_RESTARTS,
         "lasting_seconds": round(LASTING_SECONDS),
         "user_error": USER_ERROR,
+        "not_ready": NOT_READY,
         "interrupted": INTERRUPTED,  # of a coordinator that was told to end, and of the script then
     }
 

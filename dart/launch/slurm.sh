@@ -12,14 +12,18 @@ finished() { [ -e "$run/summary.json" ]; }
 
 begun() { [ -e "$run/config.yaml" ]; } # wherever its database is
 
+checkpoints() { echo "$run"/checkpoints/v*; }
+
 # keep NAME COMMAND...: run it again and again, until the run is finished, this shell is told to stop, or it has failed
-# too often.
+# too often. Coordinator and trainer begin again from the newest checkpoint: without a new one they get nowhere, however
+# long they take to fail. A worker that has lasted has worked, unless it was never ready.
 # A coordinator that is to be started again says goodbye to its workers: they end with 0, and are started again as well.
 keep() {
-    local name=$1 failures=0 code started
+    local name=$1 failures=0 code started before
     shift
     until finished || [ -n "$stopping" ]; do
         started=$SECONDS
+        before=$(checkpoints)
         "$@" &
         child=$!
         wait "$child"
@@ -32,7 +36,12 @@ keep() {
         if [ "$code" -eq "$interrupted" ]; then stopping=1; fi
         if [ "$code" -eq "$user_error" ] && ! begun; then return "$code"; fi
         if finished || [ -n "$stopping" ]; then break; fi
-        if [ $((SECONDS - started)) -gt "$lasting_seconds" ]; then failures=0; fi
+        case $name in
+        coordinator | train) if [ "$(checkpoints)" != "$before" ]; then failures=0; fi ;;
+        *)
+            if [ $((SECONDS - started)) -gt "$lasting_seconds" ] && [ "$code" -ne "$not_ready" ]; then failures=0; fi
+            ;;
+        esac
         if [ "$code" -ne 0 ]; then failures=$((failures + 1)); fi
         echo "$(date +%FT%T) $name ended with code $code; failures in a row: $failures"
         if [ "$failures" -gt "$most_restarts" ]; then return "$code"; fi

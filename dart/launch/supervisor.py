@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from logging.handlers import RotatingFileHandler
@@ -32,6 +33,9 @@ from dart.rundir import RunDirectory
 FILES = "@files"
 """In an order's words: the private folder with its files."""
 LOOK_SECONDS = 0.2
+TERMINATE_SECONDS = 2.0
+"""What is left of a process's group may take this long to end after SIGTERM."""
+LOOK_AT_GROUP_SECONDS = 0.05
 LAST_WORDS_SECONDS = 5.0
 """How long to wait for a process's last output: something that left its group may hold it open."""
 
@@ -60,6 +64,13 @@ class Place:
     port: int
     node: str
     release: str = __version__
+
+
+@dataclass(frozen=True, slots=True)
+class Unusable:
+    """A place where no process of the run can be started until somebody has repaired it."""
+
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +138,9 @@ class Supervisor:
         reading = threading.Thread(target=said.read, args=(process,), daemon=True)
         reading.start()
         code = process.wait()
-        _signal_group(process.pid, signal.SIGKILL)  # an engine or a browser that has outlived its worker
+        _end_group(process.pid)  # an engine or a browser that has outlived its worker
         reading.join(LAST_WORDS_SECONDS)
-        return End(code, said.last)
+        return End(code, said.last, _checkpoints(RunDirectory(Path(order.run))))
 
     def stop(self, number: int, seconds: float) -> None:
         """Ask the process to end; after so many seconds, end its group."""
@@ -139,7 +150,7 @@ class Supervisor:
             return
         life.process.send_signal(signal.SIGTERM)
         if not life.ended.wait(seconds):
-            _signal_group(life.process.pid, signal.SIGKILL)
+            _end_group(life.process.pid)
             life.ended.wait()
 
     def listening(self, number: int, run: str) -> Listening | None:
@@ -199,9 +210,29 @@ class _Said:
             handler.close()
 
 
-def _signal_group(group: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
+def _end_group(group: int) -> None:
+    """SIGTERM first: Python's resource trackers ignore it, and remove the shared memory of those that it ends."""
+    until = time.monotonic() + TERMINATE_SECONDS
+    left = _signalled(group, signal.SIGTERM)
+    while left and time.monotonic() < until:
+        time.sleep(LOOK_AT_GROUP_SECONDS)
+        left = _signalled(group, 0)
+    _signalled(group, signal.SIGKILL)
+
+
+def _signalled(group: int, number: int) -> bool:
+    """Whether there is a process of the group, which gets the signal."""
+    try:
         os.killpg(group, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def _checkpoints(run: RunDirectory) -> frozenset[str]:
+    with contextlib.suppress(OSError):
+        return frozenset(folder.name for folder in run.checkpoints.glob("v*"))
+    return frozenset()
 
 
 def _identity(file: Path) -> tuple[int, int] | None:

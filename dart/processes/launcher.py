@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 
 from dart.config import Config
 from dart.core.fleet.restarts import LASTING_SECONDS, MOST_RESTARTS, pause_seconds
-from dart.errors import USER_ERROR, ProcessLost, UserError, ungrouped
+from dart.errors import NOT_READY, USER_ERROR, ProcessLost, UserError, ungrouped
 from dart.job import Job, Train
 from dart.processes.gpus import gpus_here, place
 from dart.processes.logs import bound, last_line
@@ -80,7 +80,10 @@ def local_children(config: Config, address: str, job: Job) -> list[Child]:
             "--role", role, "--coordinator", address, "--id", name, "--parent-watch", *tls,
         ]  # fmt: skip
         goodbye = config.environment.timeouts.ending if role == "env" else GOODBYE_SECONDS
-        command += ["--ending-seconds", f"{goodbye + MORE_SECONDS:g}"] if role == "env" else []
+        # torchrun puts each rank into a process group of its own, which the signals to torchrun's group do not reach:
+        # ranks end themselves before it is killed.
+        ending = {"env": goodbye + MORE_SECONDS, "train": goodbye}.get(role)
+        command += ["--ending-seconds", f"{ending:g}"] if ending else []
         return Child(name, command, {**extra, **token}, restart=role != "train", goodbye_seconds=goodbye)
 
     children = [child("env", f"env-{n}", {}) for n in range(job.environments(config))]
@@ -177,7 +180,7 @@ class Launcher:
                 raise UserError(f"{child.name} cannot be started: {error}") from error
             if code == 0:
                 return
-            if time.monotonic() - began > LASTING_SECONDS and code != USER_ERROR:
+            if time.monotonic() - began > LASTING_SECONDS and code not in (USER_ERROR, NOT_READY):
                 restarts, has_worked = 0, True
             if code == USER_ERROR and not has_worked:  # afterwards it is the world that has changed, for a while
                 raise UserError(_last_words(self._log(child)) or f"{child.name} ended with code {code}")

@@ -38,8 +38,11 @@ def ending_signals() -> list[signal.Signals]:
 
 @contextlib.contextmanager
 def interruptible(loop: asyncio.AbstractEventLoop, interrupt: Callable[[bool], None]) -> Iterator[None]:
-    """Within, the signals that mean "stop cleanly" call `interrupt` on the loop, with True for Ctrl-C. Afterwards each
-    does again what it did, and nothing holds what `interrupt` belongs to."""
+    """Within, the signals that mean "stop cleanly" call `interrupt` on the loop, with True for Ctrl-C.
+
+    Afterwards Ctrl-C raises KeyboardInterrupt, the others end the process, and nothing holds what `interrupt` belongs
+    to.
+    """
     numbers = ending_signals()
     for number in numbers:
         loop.add_signal_handler(number, interrupt, number == signal.SIGINT)

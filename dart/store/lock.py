@@ -21,8 +21,11 @@ from dart.errors import UserError
 
 log = logging.getLogger(__name__)
 
-_ATTEMPTS, _PAUSE_SECONDS = 20, 0.05
+_PAUSE_SECONDS = 0.05
+_PATIENCE_SECONDS = 1.0
 """A process that only checks the lock also holds it for a moment."""
+_LEASE_SECONDS = 120.0
+"""A file server that loses one of its machines keeps that machine's locks for a while: NFS usually for 90 s."""
 
 
 class Hold:
@@ -35,11 +38,12 @@ class Hold:
         self._undo.callback(os.close, self._directory)
         self._descriptor = -1
 
-    def take(self) -> None:
-        """Raises UserError when another process holds the run."""
+    def take(self, lease: float = _LEASE_SECONDS) -> None:
+        """`lease`: seconds for which a holder on another machine may be gone already. Raises UserError when another
+        process holds the run."""
         self._descriptor = self._opened()
-        by_directory = self._locked(self._directory)
-        if not (self._locked(self._descriptor) or by_directory):
+        by_directory = self._locked(self._directory, lease)
+        if not (self._locked(self._descriptor, lease) or by_directory):
             log.warning("%s cannot be locked on this file system: start no second process on it", self._file.parent)
         # Only the holder writes here, so a refused process never replaces the holder's name.
         os.ftruncate(self._descriptor, 0)
@@ -52,7 +56,7 @@ class Hold:
                 return False
         except FileNotFoundError:
             pass
-        self.take()
+        self.take(_PATIENCE_SECONDS)
         return True
 
     def close(self) -> None:
@@ -66,19 +70,28 @@ class Hold:
         self._undo.callback(os.close, descriptor)
         return descriptor
 
-    def _locked(self, descriptor: int) -> bool:
+    def _locked(self, descriptor: int, lease: float) -> bool:
         """Returns False if the file system has no such locks. Raises UserError if another process holds it."""
-        for _ in range(_ATTEMPTS):
+        began, told = time.monotonic(), False
+        while True:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
             except BlockingIOError:
-                time.sleep(_PAUSE_SECONDS)
+                waited = time.monotonic() - began
             except OSError:
                 return False
-            else:
-                return True
-        holder = os.read(self._descriptor, 100).decode("utf-8", "replace").strip()
-        raise UserError(f"{self._file.parent} is in use by {holder or 'another process'}: stop it first")
+            holder = os.pread(self._descriptor, 100, 0).decode("utf-8", "replace").strip()
+            elsewhere = bool(holder) and not holder.endswith(f" of {os.uname().nodename}")
+            if waited > (lease if elsewhere else _PATIENCE_SECONDS):
+                raise UserError(f"{self._file.parent} is in use by {holder or 'another process'}: stop it first")
+            if elsewhere and waited > _PATIENCE_SECONDS and not told:
+                told = True
+                log.warning(
+                    "%s is in use by %s: waiting up to %g s, in case that machine is gone and its lock is not yet",
+                    self._file.parent, holder, lease,
+                )  # fmt: skip
+            time.sleep(_PAUSE_SECONDS)
 
 
 @contextmanager

@@ -33,8 +33,8 @@ STOPPED = "stopped"
 log = logging.getLogger(__name__)
 
 UNREACHED_EXIT = 3
-"""Exit code of a worker that was connected once and cannot reach its coordinator any more. Its supervisor may try it
-again: the command line was right."""
+"""Exit code of a worker that was connected once and cannot reach its coordinator any more, or that was ready once and
+cannot be again. Its supervisor may try it again: the command line was right."""
 _FIRST_DELAY_SECONDS = 0.2
 
 
@@ -65,6 +65,8 @@ class _Service:
     instance_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     end: WorkerEnd = field(default_factory=lambda: WorkerEnd(Outbox()))
     preparing: asyncio.Task[pb.Ready] | None = None
+    was_ready: bool = False
+    """Also of an earlier epoch."""
     offering: asyncio.Task[None] | None = None
     """The task of a role whose slots come and go."""
     slots: pb.Slots | None = None
@@ -110,7 +112,7 @@ class _Service:
         """Prepare the role once per epoch, however often the stream breaks meanwhile; then send Ready on each
         stream."""
         if self.preparing is None:
-            self.preparing = self.tasks.create_task(self.role.prepare(self.config_json))
+            self.preparing = self.tasks.create_task(self._prepared())
         ready = await asyncio.shield(self.preparing)
         self.end.kept = max(LEAST_KEPT, 2 * ready.slots)
         self.end.outbox.put(pb.SessionRequest(ready=ready))
@@ -118,6 +120,16 @@ class _Service:
             self.say(self.slots)
         elif self.offering is None and isinstance(self.role, Offering):
             self.offering = self.tasks.create_task(self.role.run(self.say))
+
+    async def _prepared(self) -> pb.Ready:
+        try:
+            ready = await self.role.prepare(self.config_json)
+        except UserError as error:
+            if self.was_ready and error.exit_code == USER_ERROR:  # memory that is not free yet, for example
+                error.exit_code = UNREACHED_EXIT
+            raise
+        self.was_ready = True
+        return ready
 
     def say(self, slots: pb.Slots) -> None:
         self.slots = slots

@@ -20,9 +20,10 @@ from dart.commands import train
 from dart.commands.running import JobRun
 from dart.commands.worker import _dial_of_run
 from dart.config import load
-from dart.errors import ProcessLost, UserError
+from dart.errors import NOT_READY, ProcessLost, UserError
 from dart.job import Train
-from dart.processes.launcher import Child, Launcher
+from dart.processes import launcher
+from dart.processes.launcher import Child, Launcher, local_children
 from dart.processes.secrets import AUTHORITY, token_file
 from dart.processes.settings import ending_signals, interruptible
 from dart.rundir import RunDirectory
@@ -203,6 +204,28 @@ async def test_the_others_are_ended_whole_although_the_run_fails_meanwhile(tmp_p
     with pytest.raises(asyncio.CancelledError):
         await running
     assert there.read_text() == "gave all back"
+
+
+async def test_one_that_is_never_ready_ends_the_run_however_long_each_try_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "LASTING_SECONDS", 0.0)
+    monkeypatch.setattr(launcher, "pause_seconds", lambda _: 0.0)
+    never = f"print('the engine was not ready'); raise SystemExit({NOT_READY})"
+    with pytest.raises(UserError, match=r"rollout-0 ended 4 times in a row; .*: the engine was not ready"):
+        await Launcher([Child("rollout-0", [sys.executable, "-c", never])], tmp_path / "logs").run()
+
+
+def test_ranks_end_by_themselves_before_their_launcher_is_killed() -> None:
+    """torchrun puts each into a process group of its own, which a signal to torchrun's does not reach."""
+    config = load(MINIWOB, ("trainer.ranks=2",))
+    for child in local_children(config, "127.0.0.1:1", Train()):
+        command = list(child.command)
+        ending = float(command[command.index("--ending-seconds") + 1]) if "--ending-seconds" in command else None
+        if child.name == "train":
+            assert ending is not None and ending < child.goodbye_seconds + launcher.TERMINATE_SECONDS
+        elif child.name.startswith("env"):
+            assert ending is not None and ending > child.goodbye_seconds
 
 
 # ---- what `dart worker --run` takes from the run's directory, and what from its user ----

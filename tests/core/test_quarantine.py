@@ -1,20 +1,26 @@
-"""Tasks that rest because their set-ups keep failing while others work."""
+"""Tasks that rest because their attempts keep failing while others work."""
 
 from __future__ import annotations
 
 import random
 
-from dart.core.curation.quarantine import CERTAIN, FIRST_SECONDS, MOST_SECONDS, SET_UPS, TaskQuarantine
+from dart.core.curation.quarantine import CERTAIN, FAILURES, FIRST_SECONDS, MOST_SECONDS, TaskQuarantine
 from dart.core.curation.sampling import TaskSampler
 
 
-def failing(quarantine: TaskQuarantine, times: int, now: float, *, certain: bool = False) -> list[float]:
-    return [quarantine.failed("broken", "no such page", now, certain=certain) for _ in range(times)]
+def failing(
+    quarantine: TaskQuarantine, times: int, now: float, *, certain: bool = False, several: bool = False
+) -> list[float]:
+    """On one env worker."""
+    return [
+        quarantine.failed("broken", "no such page", now, worker="env-0", several=several, certain=certain)
+        for _ in range(times)
+    ]
 
 
-def test_a_task_rests_when_its_set_ups_fail_in_a_row_while_others_finish() -> None:
+def test_a_task_rests_when_its_attempts_fail_in_a_row_while_others_finish() -> None:
     quarantine = TaskQuarantine()
-    assert failing(quarantine, SET_UPS - 1, 5.0) == [0.0] * (SET_UPS - 1)
+    assert failing(quarantine, FAILURES - 1, 5.0) == [0.0] * (FAILURES - 1)
     quarantine.finished("other")
     assert failing(quarantine, 1, 10.0) == [FIRST_SECONDS]
     (resting,) = quarantine.resting(20.0)
@@ -26,8 +32,29 @@ def test_a_task_rests_when_its_set_ups_fail_in_a_row_while_others_finish() -> No
 def test_nothing_rests_in_an_outage() -> None:
     quarantine = TaskQuarantine()
     quarantine.finished("other")
-    assert not any(failing(quarantine, 10 * SET_UPS, 0.0, certain=True))
+    assert not any(failing(quarantine, 10 * FAILURES, 0.0, certain=True))
     assert not quarantine.resting(1.0)
+
+
+def test_what_fails_on_one_of_several_env_workers_may_be_that_workers_fault() -> None:
+    quarantine = TaskQuarantine()
+    failing(quarantine, 5 * FAILURES, 0.0, several=True)
+    quarantine.finished("other")
+    assert not any(failing(quarantine, 5 * FAILURES, 0.0, several=True))
+    assert not quarantine.doubted("broken")
+    assert quarantine.failed("broken", "no such page", 0.0, worker="env-1", several=True) == FIRST_SECONDS
+
+
+def test_a_task_is_doubted_until_an_attempt_at_it_finishes() -> None:
+    quarantine = TaskQuarantine()
+    failing(quarantine, FAILURES - 1, 0.0)
+    quarantine.finished("other")
+    assert not quarantine.doubted("broken")
+    failing(quarantine, 1, 0.0)
+    assert quarantine.doubted("broken") and not quarantine.doubted("other")
+    assert not quarantine.rests("broken", FIRST_SECONDS + 1.0) and quarantine.doubted("broken")
+    quarantine.finished("broken")
+    assert not quarantine.doubted("broken")
 
 
 def test_the_worlds_word_that_a_task_is_wrong_needs_less() -> None:
@@ -39,7 +66,7 @@ def test_the_worlds_word_that_a_task_is_wrong_needs_less() -> None:
 
 def test_each_rest_is_twice_as_long_and_one_good_attempt_ends_the_row() -> None:
     quarantine, now, rests = TaskQuarantine(), 0.0, list[float]()
-    failing(quarantine, SET_UPS - 1, now)
+    failing(quarantine, FAILURES - 1, now)
     for _ in range(6):
         quarantine.finished("other")
         rests += failing(quarantine, 1, now)
@@ -49,7 +76,7 @@ def test_each_rest_is_twice_as_long_and_one_good_attempt_ends_the_row() -> None:
     assert rests[-1] == MOST_SECONDS
     quarantine.finished("broken")
     quarantine.finished("other")
-    assert not any(failing(quarantine, SET_UPS - 1, now))
+    assert not any(failing(quarantine, FAILURES - 1, now))
 
 
 def test_a_task_that_rests_is_passed_over_unless_all_do() -> None:

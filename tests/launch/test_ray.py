@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import pytest
@@ -27,10 +27,11 @@ from run_processes.told import events
 from dart.cli import main
 from dart.config import load
 from dart.config.cluster import Needs, Ray
+from dart.errors import USER_ERROR
 from dart.launch.plan import Group, plan
-from dart.launch.ray import Driver, _Signals
+from dart.launch.ray import Driver, _Awaited, _Signals, _signals
 from dart.launch.ray_cluster import RayCluster
-from dart.launch.supervisor import Order
+from dart.launch.supervisor import Order, Place, Unusable
 from dart.rundir import RunDirectory
 
 ROOT = Path(__file__).parents[2]
@@ -302,6 +303,42 @@ def test_the_coordinator_is_ended_no_sooner_than_its_checkpoint_may_take() -> No
         driver._stop(driver.processes[name])
     given = {awaited.process.name: seconds for seconds, awaited in driver._pending.items()}
     assert given == {"coordinator": 630.0, "env-0": 60.0}
+
+
+def test_a_node_that_joins_later_and_lacks_dart_is_passed_over_until_it_has_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("dart.launch.ray.WAITING_SECONDS", 0.0)
+    config = load(DEMO, ("cluster.device=cpu",))
+    asked, killed = list[object](), list[object]()
+    cluster = SimpleNamespace(
+        actor=lambda *_: object(), ask_place=lambda actor: asked.append(actor) or actor, kill=killed.append
+    )
+    for value in (Unusable("a node of the cluster has no dart"), Place("10.0.0.9", 1, "its node", "0.0.1")):
+        driver = Driver(config, plan(config), None, cast(RayCluster, cluster), _Signals())
+        first, process = driver.processes["env-0"], driver.processes["rollout-0"]
+        for one in (first, process):
+            driver._place(one)
+        driver._answered(_Awaited(first, first.actor, 0), value)
+        assert driver.end is not None and driver.end.code == USER_ERROR, "nothing has run: it is the user's error"
+        driver.end = None
+        driver.restarts.listening(0.0, moved=False)
+        before = process.actor
+        driver._answered(_Awaited(process, before, 0), value)
+        assert driver.end is None and process.actor is None and killed[-1] is before
+        assert "rollout-0: " in capsys.readouterr().out
+        driver._start_what_is_due()
+        assert process.actor not in (None, before) and asked[-1] is process.actor
+
+
+def test_only_a_second_ctrl_c_cuts_the_end_short() -> None:
+    """A terminal that closes sends a signal twice, from the shell and from the kernel."""
+    with _signals() as arrived:
+        for number in (signal.SIGTERM, signal.SIGTERM):
+            signal.raise_signal(number)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert len(arrived) == 3
 
 
 def test_client_certificates_are_refused(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dart.core.fleet.restarts import LASTING_SECONDS
+from dart.errors import NOT_READY
 from dart.launch.restarts import Action, End, Finish, Restarts, Say, Start, Stop
 
 WORKERS, RANKS = ("env-0", "rollout-0"), ("train-0", "train-1")
@@ -49,6 +50,15 @@ def test_failures_are_counted_anew_after_a_long_life() -> None:
     for _ in range(5):
         assert starts(run.ended("env-0", KILLED, now)) == [("env-0",)]
         now += LASTING_SECONDS + 10
+
+
+def test_one_that_never_became_ready_has_not_worked_however_long_it_took() -> None:
+    run, now = running(most=2), 5.0
+    for delay in (2.0, 4.0):
+        assert without_words(run.ended("rollout-0", End(NOT_READY), now)) == [Start(("rollout-0",), delay)]
+        now += LASTING_SECONDS + 10
+    [finish] = run.ended("rollout-0", End(NOT_READY), now)
+    assert isinstance(finish, Finish) and finish.message.startswith("rollout-0 failed 3 times in a row")
 
 
 @pytest.mark.parametrize("name", ["env-0", "train-1"])
@@ -104,6 +114,39 @@ def test_one_loss_that_shows_as_several_ends_is_one_failure() -> None:
     assert run.ended("train-0", LOST, 5.2) == [Start(("coordinator",), 2.0)]
     run.listening(8.0, moved=False)
     assert isinstance(run.ended("train-0", LOST, 9.0)[0], Finish)
+
+
+def crash(run: Restarts, now: float, end: End) -> list[Action]:
+    """The coordinator ends so, is started again, and listens again."""
+    actions = run.ended("coordinator", end, now)
+    if not isinstance(actions[0], Finish):
+        for rank in RANKS:
+            run.ended(rank, DONE, now + 1)
+        run.listening(now + 9, moved=False)
+    return actions
+
+
+def test_a_run_that_makes_no_new_checkpoint_is_given_up_however_long_each_try_takes() -> None:
+    run, now, saved = running(most=2), 0.0, set[str]()
+    for number in range(6):
+        now += LASTING_SECONDS + 100
+        saved.add(f"v{number:06d}")
+        assert starts(crash(run, now, End(-9, checkpoints=frozenset(saved)))) == []
+        assert run._core.count == 1
+    for count in (2, 3):
+        now += LASTING_SECONDS + 100
+        saved.pop()  # `checkpoint.keep` allows no more
+        last = crash(run, now, End(75, "no update for an hour", frozenset(saved)))
+        assert run._core.count == count
+    assert last == [Finish(1, "coordinator failed 3 times in a row; the last time it ended with code 75 (no update "
+                              "for an hour)")]  # fmt: skip
+
+
+def test_nodes_that_are_lost_again_and_again_do_not_end_a_run_that_works_in_between() -> None:
+    run, now = running(most=1), 0.0
+    for _ in range(5):
+        now += LASTING_SECONDS + 100
+        assert not isinstance(crash(run, now, LOST)[0], Finish)
 
 
 def test_ranks_that_were_sent_goodbye_wait_for_the_end_of_their_coordinator() -> None:

@@ -20,7 +20,7 @@ from run_processes.told import events
 
 from dart.cli import main
 from dart.config import load, parse
-from dart.errors import UserError
+from dart.errors import NOT_READY, UserError
 from dart.launch.slurm import _not_submitted, script
 
 ROOT = Path(__file__).parents[2]
@@ -129,14 +129,21 @@ def test_shellcheck_has_nothing_to_say(tmp_path: Path) -> None:
 # ---- one process of it ----
 
 
-def process(run: Path, part: str, program: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run the script as srun does for one task, with the lines of bash in place of Python and no pause."""
+def process(
+    run: Path, part: str, program: str, lasting_seconds: int = 600, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run the script as srun does for one task, with the lines of bash in place of Python and no pause.
+
+    What lives for longer than `lasting_seconds` has lasted.
+    """
     run.mkdir(exist_ok=True)
     stand_in, file = run / "stand-in", run / "job.sbatch"
     stand_in.write_text(f'#!/bin/bash\nrun={run}\necho "$*" >> "$run/started"\n{program}\n')
     stand_in.chmod(0o755)
     slurm = {"python": str(stand_in)}
     text = script(parse(SETTINGS | {"cluster": {"slurm": slurm}}), run)
+    assert "pause_seconds=5" in text and "lasting_seconds=600" in text
+    text = text.replace("lasting_seconds=600", f"lasting_seconds={lasting_seconds}")
     file.write_text(text.replace("pause_seconds=5", "pause_seconds=0"))
     return subprocess.run(
         ["bash", str(file), part], env=os.environ | {"SLURM_PROCID": "0"} | environment,
@@ -159,6 +166,19 @@ def test_one_that_keeps_failing_is_given_up_and_one_that_was_interrupted_is_left
     done = process(tmp_path / "run", "coordinator", f"exit {code}")
     assert (done.returncode, done.stderr) == (code, "")
     assert started(tmp_path / "run", "coordinator") == starts
+
+
+def test_a_coordinator_is_given_up_when_it_makes_no_new_checkpoint_however_long_it_takes(tmp_path: Path) -> None:
+    counts = 'n=$(wc -l < "$run/started"); [ "$n" -gt 6 ] || mkdir -p "$run/checkpoints/v00000$n"; exit 1'
+    assert process(tmp_path / "run", "coordinator", counts, lasting_seconds=-1).returncode == 1
+    assert started(tmp_path / "run", "coordinator") == 6 + 3
+
+
+@pytest.mark.parametrize(("code", "starts"), [(NOT_READY, 4), (1, 7)])
+def test_a_worker_that_has_lasted_has_worked_unless_it_was_never_ready(tmp_path: Path, code: int, starts: int) -> None:
+    counts = f'n=$(wc -l < "$run/started"); [ "$n" -lt 7 ] || touch "$run/summary.json"; exit {code}'
+    process(tmp_path / "run", "rollout", counts, lasting_seconds=-1)
+    assert len((tmp_path / "run" / "started").read_text().splitlines()) == starts
 
 
 def test_a_worker_gets_no_token_of_the_shell_that_submitted(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from dart.launch import supervisor as supervisor_module
 from dart.launch.restarts import End
 from dart.launch.supervisor import FILES, Order, Supervisor, _Said
 from dart.rundir import RunDirectory
@@ -147,3 +148,34 @@ def test_a_node_whose_disk_is_full_still_reads_what_its_process_says(
         assert said.last == "two"
         with contextlib.suppress(OSError):
             full.close()
+
+
+LEAVES = """
+import subprocess, sys
+from pathlib import Path
+left = "import signal, sys, time; from pathlib import Path; there = Path(sys.argv[1]);" \
+    "signal.signal(signal.SIGTERM, lambda *_: (there.write_text('cleaned up'), sys.exit()));" \
+    "there.write_text('works'); time.sleep(600)"
+subprocess.Popen([sys.executable, "-c", left, sys.argv[1]])
+while not Path(sys.argv[1]).exists():
+    pass
+sys.exit(7)
+"""
+
+
+def test_what_outlives_its_process_may_clean_up_and_the_runs_checkpoints_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine's rings in shared memory stay there if it is killed together with what would remove them."""
+    there = tmp_path / "there"
+    for name in ("v000002", "v000004", ".v000006.tmp"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+
+    def started(order: Order, folder: Path) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", LEAVES, str(there)]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+
+    monkeypatch.setattr(supervisor_module, "_started", started)
+    end = Supervisor().run(1, Order("rollout-0", (), str(tmp_path), str(tmp_path), 1 << 20))
+    assert (end.code, end.checkpoints) == (7, {"v000002", "v000004"})
+    assert there.read_text() == "cleaned up"

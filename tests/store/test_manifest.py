@@ -152,3 +152,24 @@ def test_the_entries_of_new_folders_reach_the_disk(tmp_path: Path, monkeypatch: 
     with manifest.written(tmp_path / "run" / "checkpoints" / "v000002") as folder:
         (folder / "w").write_text("1")
     assert tmp_path not in forced and tmp_path / "run" not in forced, "they are there already"
+
+
+def test_what_cannot_be_removed_is_told_and_what_is_gone_is_not(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    unlink = os.unlink
+
+    def refused(path: str, *, dir_fd: int | None = None) -> None:
+        if path == "config.json":
+            raise PermissionError(13, "Permission denied")
+        unlink(path, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "unlink", refused)
+    manifest.remove(folder)
+    assert [file.name for file in folder.iterdir()] == ["config.json"], "all that can be is removed"
+    assert "config.json cannot be removed, and takes up space: [Errno 13]" in caplog.text
+    monkeypatch.undo()
+    caplog.clear()
+    for _ in range(2):
+        manifest.remove(folder)
+    assert not folder.exists() and not caplog.text

@@ -3,6 +3,7 @@
 import asyncio
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from click.testing import CliRunner
 from dart.cli import main
 from dart.errors import UserError
 from dart.rundir import RunDirectory
+from dart.store import lock
 from dart.store.database import Database, sqlite_url
 from dart.store.lock import held, is_held
 
@@ -63,6 +65,40 @@ def test_a_run_says_that_it_runs_as_long_as_its_process_lives(tmp_path: Path, ho
     holder.kill()
     holder.wait()
     assert RunDirectory(tmp_path).state(record) == "interrupted"
+
+
+HOLDS_ELSEWHERE = HOLDER.replace(
+    "    print(",
+    """    Path(sys.argv[1], "run.lock").write_text("process 7 of gone")
+    print(""",
+)
+
+
+def test_a_machine_that_is_gone_may_keep_its_lock_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Until its file server has noticed."""
+    monkeypatch.setattr(lock, "_PATIENCE_SECONDS", 0.2)
+    command = [sys.executable, "-c", HOLDS_ELSEWHERE, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "held\n"
+        released = threading.Timer(1.5, process.kill)
+        released.start()
+        with held(tmp_path / "run.lock") as hold:
+            assert "in use by process 7 of gone: waiting up to 120 s" in caplog.text
+            assert not hold.renew()
+        released.join()
+
+
+def test_a_machine_that_is_there_keeps_its_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock, "_PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(lock.Hold.take, "__defaults__", (0.5,))
+    command = [sys.executable, "-c", HOLDS_ELSEWHERE, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "held\n"
+        with pytest.raises(UserError, match="in use by process 7 of gone: stop it first"), held(tmp_path / "run.lock"):
+            pass
+        process.kill()
 
 
 async def _began(directory: Path):

@@ -18,6 +18,10 @@ if TYPE_CHECKING:  # vLLM takes seconds to import, and is imported when the engi
     from vllm.multimodal.media import MediaWithBytes
 
 
+MOST_RENAMED = 50_000
+"""Names kept, some 10 MB; with one more, everything that is cached gets another name instead."""
+
+
 class EnginePrompt(TypedDict, total=False):
     """What vLLM takes as a prompt: token ids with one pad per screenshot, and the screenshots in that order."""
 
@@ -45,6 +49,8 @@ class Prompts:
     def rename(self, images: Iterable[Image]) -> None:
         """Nothing that vLLM has cached of these screenshots is used again."""
         self._renamed.update(image.sha256 for image in images)
+        if len(self._renamed) > MOST_RENAMED:
+            self.forget()
 
     def made(self, ids: list[int], images: Sequence[Image]) -> EnginePrompt:
         """The prompt with these token ids and screenshots, one for each pad."""

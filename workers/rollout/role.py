@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from dart.config.told import RolloutWorkerConfig, read_told
+from dart.errors import NOT_READY
 from dart.screenshots.lookup import BadScreenshot, UnknownScreenshot
 from dart.v1 import session_pb2 as pb
 from dart.v1 import weights_pb2 as wpb
@@ -146,7 +147,7 @@ def _give_up_starting(seconds: float) -> None:
         file=sys.stderr,
         flush=True,
     )
-    os._exit(1)
+    os._exit(NOT_READY)
 
 
 @contextmanager

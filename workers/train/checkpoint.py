@@ -46,12 +46,12 @@ STATE = "trainer_state.pt"
 PARTS = "trainer_state"
 NOT_COPIED = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json", manifest.NAME)
 DCP = "torch.distributed.checkpoint."
-DESCRIBED_BY = (f"{DCP}metadata", f"{DCP}filesystem", "torch", "torch.serialization", "pathlib")
+PATHS = ("pathlib", "pathlib._local")  # the second since Python 3.13
+DESCRIBED_BY = (f"{DCP}metadata", f"{DCP}filesystem", "torch", "torch.serialization", *PATHS)
 OTHERS = {
     ("torch", "Size"),
     ("torch.serialization", "_get_layout"),
-    ("pathlib", "PosixPath"),
-    ("pathlib", "WindowsPath"),
+    *((module, kind) for module in PATHS for kind in ("PosixPath", "WindowsPath")),
 }
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """Adam's state of a weight, beside its number of steps."""

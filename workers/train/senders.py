@@ -24,9 +24,10 @@ Weights = dict[str, torch.Tensor]
 MAX_GROUPS = 256
 """The most open groups; beyond that, the least recently used one is left."""
 MOST_PASSED_OVER = 4
-"""A group that is passed over so many times, while all others send, is left: its replica has gone. Over gloo it would
+"""A gloo group that is passed over so many times, while all others send, is left: its replica has gone, and it would
 keep two buffers as large as the largest weight. Should the replica still be there, one transfer to it fails, and the
-next one is in a new group."""
+next one is in a new group. A group over NCCL has no such buffers, and its replica's engine would have to end: it would
+wait in the communicator that was left."""
 
 
 class Senders:
@@ -45,13 +46,14 @@ class Senders:
         self._sent = 0
         """Transfers so far."""
         self._last: dict[str, int] = {}
-        """The number of each open group's last transfer."""
+        """The number of the last transfer of each open gloo group."""
 
     async def send(self, group: wpb.TransferGroup, weights: dict[str, torch.Tensor]) -> int:
         """Send all weights to the group's replica; returns the bytes sent. Raises TransferError."""
         async with self._locks.setdefault(group.group_id, asyncio.Lock()):
             self._sent += 1
-            self._last[group.group_id] = self._sent
+            if (group.transport or self._transport) == "gloo":
+                self._last[group.group_id] = self._sent
             self._ended.setdefault(group.group_id, Future())
             if group.group_id not in self._open:
                 await self._leave_former(group.group_id)
@@ -115,7 +117,7 @@ class Senders:
     async def _leave_oldest(self) -> None:
         idle = [group_id for group_id in self._open if not self._locks[group_id].locked()]
         passed_over = self._sent - MOST_PASSED_OVER * len(self._open)
-        gone = [group_id for group_id in idle if self._last[group_id] < passed_over]
+        gone = [group_id for group_id in idle if self._last.get(group_id, self._sent) < passed_over]
         await self._leave(gone or idle[: max(0, len(self._open) - MAX_GROUPS)])
 
     async def _leave(self, group_ids: Iterable[str]) -> None:

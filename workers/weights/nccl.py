@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import FIRST_COMPLETED, Future, InvalidStateError, wait
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -70,7 +70,9 @@ class NcclSender:
             engine.model_update_group = _Guarded(engine.model_update_group)
             return engine
 
-        self._engine = self._bounded(join, f"group {group.group_id} was not joined")
+        self._engine = self._bounded(
+            join, f"group {group.group_id} was not joined", too_late=lambda engine: engine.shutdown()
+        )
         self._group_id = group.group_id
 
     def send(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> int:
@@ -99,24 +101,30 @@ class NcclSender:
         thread.start()
         thread.join(ABORT_SECONDS)
 
-    def _bounded(self, work: Callable[[], T], what: str) -> T:
+    def _bounded(self, work: Callable[[], T], what: str, too_late: Callable[[T], object] = lambda _: None) -> T:
         """Run `work` in a thread of its own and wait for it, no longer than the timeout and until the transfer has
-        ended. Raises TransferError."""
+        ended. `too_late` gets what it returns afterwards. Raises TransferError."""
         device = torch.accelerator.current_device_index()
         outcome: Future[T] = Future()
 
         def run() -> None:
             try:
                 torch.accelerator.set_device_index(device)  # A new thread starts on device 0.
-                outcome.set_result(work())
+                made = work()
             except Exception as error:  # noqa: BLE001 - whatever it is, the transfer has failed and the worker goes on
-                outcome.set_exception(error)
+                with contextlib.suppress(InvalidStateError):  # nobody waits for it any more
+                    outcome.set_exception(error)
+                return
+            try:
+                outcome.set_result(made)
+            except InvalidStateError:
+                too_late(made)
 
         threading.Thread(target=run, daemon=True, name="nccl-transfer").start()
         awaited: list[Future[Any]] = [outcome, self._ended]
         first = wait(awaited, self._timeout_seconds, FIRST_COMPLETED).done
         try:
-            if outcome in first:
+            if outcome in first or not outcome.cancel():
                 return outcome.result()
             why = self._ended.result() if first else f"no answer within {self._timeout_seconds:.0f} s"
         except Exception as error:  # noqa: BLE001 - the one that `run` caught

@@ -120,7 +120,7 @@ async def _watch(options: StatusOptions) -> None:
     if (found := await find(options, _read)).live is None:
         return
     with Live(auto_refresh=False) if sys.stdout.isatty() else contextlib.nullcontext() as live:
-        while found.live is not None or _goes_on(options):
+        while found.live is not None or _goes_on(options, found.past):
             if found.live is None:  # it is resumed with new processes, or about to be
                 pace = Pace()
                 _show(live, Text(SILENT), SILENT)
@@ -145,9 +145,11 @@ def _show(live: Live | None, drawn: RenderableType, lines: str) -> None:
         click.echo(lines)
 
 
-def _goes_on(options: StatusOptions) -> bool:
-    """Whether a process works on the run, although its coordinator does not answer."""
-    return options.run is not None and is_held(RunDirectory(options.run).lock_file)
+def _goes_on(options: StatusOptions, past: Past | None) -> bool:
+    """Whether a process works on the run, although its coordinator does not answer. One that has ended as it should
+    only waits for its workers to end."""
+    resumes = past is not None and past.state in (RunState.RUNNING, RunState.FAILED)
+    return resumes and options.run is not None and is_held(RunDirectory(options.run).lock_file)
 
 
 async def _read(files: RunFiles) -> Past:

@@ -24,7 +24,7 @@ from dataclasses import replace
 from dart.agent.vocabulary import vocabulary_size
 from dart.config import Config
 from dart.coordinator.fleet.environments import EnvPool
-from dart.coordinator.fleet.sessions import InfrastructureError, SetUpFailed
+from dart.coordinator.fleet.sessions import InfrastructureError
 from dart.coordinator.sampling.sources import copy_sources
 from dart.coordinator.service.journal import Journal
 from dart.core.curation.batches import ReleasedGroup
@@ -84,7 +84,7 @@ class DataManager:
         self._pool = ExperiencePool(curation.pool.per_task, curation.pool.max_age)
         rng = random.Random(config.run.seed + first_group)
         self.quarantine = TaskQuarantine()
-        """Tasks whose set-ups keep failing while others work."""
+        """Tasks that keep failing while others work."""
         sampler = TaskSampler(
             suite, tasks.training, tasks.train_seeds, rng, self._weight, tasks.single_instance, self._rests
         )
@@ -161,8 +161,10 @@ class DataManager:
 
     def failed(self, order: Order, error: InfrastructureError) -> None:
         """Raises UserError when nothing works any more."""
-        self._note_set_up(order, error)
-        certain = error.certain or (isinstance(error, SetUpFailed) and self._rests(order.task.name))
+        name, by_environment = order.task.name, error.certain or self._envs.has(error.worker)
+        if by_environment:
+            self._doubt(name, error)
+        certain = error.certain or (by_environment and self.quarantine.doubted(name))
         attempt = self._lifecycle.failed(order, time.monotonic(), certain)
         self._progress.attempt_failed()
         self._journal.event("attempt_failed", trajectory=order.trajectory_id, attempt=order.attempt, why=str(error))
@@ -175,12 +177,11 @@ class DataManager:
             self._journal.event("given_up", trajectory=order.trajectory_id, attempts=order.attempt, why=str(error))
         self._notify()
 
-    def _note_set_up(self, order: Order, error: InfrastructureError) -> None:
-        """A task whose set-ups keep failing is quarantined."""
-        if not isinstance(error, SetUpFailed):
-            return
-        name, why = order.task.name, str(error)
-        if seconds := self.quarantine.failed(name, why, time.monotonic(), certain=error.certain):
+    def _doubt(self, name: str, error: InfrastructureError) -> None:
+        """A task that keeps failing in environments is quarantined."""
+        why, several, now = str(error), self._envs.workers > 1, time.monotonic()
+        seconds = self.quarantine.failed(name, why, now, worker=error.worker, several=several, certain=error.certain)
+        if seconds:
             self._journal.event("task_quarantined", task=name, seconds=seconds, why=why)
 
     def _rests(self, name: str) -> bool:
@@ -265,8 +266,9 @@ class DataManager:
     async def next_batch(self, trainer_version: int) -> list[ReleasedGroup]:
         """Wait until released groups make a batch, dropping those that have become stale."""
         while True:
-            for verdict in self._lifecycle.stale(trainer_version):
-                await self._apply(verdict)
+            while verdicts := self._lifecycle.stale(trainer_version):  # another may close while these are stored
+                for verdict in verdicts:
+                    await self._apply(verdict)
             if self._lifecycle.update_due:
                 batch = self._lifecycle.take()
                 self._notify()  # the reasons to wait may have changed

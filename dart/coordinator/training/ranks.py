@@ -13,7 +13,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,14 @@ class UnusableGroup(Exception):
 
 
 class NotSaved(UserError):
-    """The trainer is alive, but its checkpoint could not be written."""
+    """The trainer is alive, but its checkpoint could not be written, or is not seen here.
+
+    `may_pass`: whether a further try soon may help.
+    """
+
+    def __init__(self, why: str, *, may_pass: bool = True) -> None:
+        super().__init__(why)
+        self.may_pass = may_pass
 
 
 class TrainerLost(ProcessLost):
@@ -326,10 +333,18 @@ async def _check_seen(checkpoint: Path) -> None:
     """Raises NotSaved unless a checkpoint that the trainer has written is here, too."""
     try:
         async with asyncio.timeout(SEEN_SECONDS):
-            while not (checkpoint / manifest.NAME).is_file():  # noqa: ASYNC110 - no file system tells
+            while not await asyncio.to_thread(_is_there, checkpoint / manifest.NAME):  # noqa: ASYNC110
                 await asyncio.sleep(LOOK_SECONDS)
     except TimeoutError:
         raise NotSaved(
             f"the trainer says that it has written {checkpoint}, and it is not there: put run.directory on a file "
-            "system that the coordinator and the trainer share"
+            "system that the coordinator and the trainer share",
+            may_pass=False,
         ) from None
+
+
+def _is_there(file: Path) -> bool:
+    """False also where a file system that is shared over a network fails for the moment."""
+    with suppress(OSError):
+        return file.is_file()
+    return False

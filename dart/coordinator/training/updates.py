@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import shutil
 import time
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
+from dart import manifest
 from dart.config import Config
 from dart.coordinator.fleet.environments import EnvPool
 from dart.coordinator.fleet.replicas import RolloutPool
@@ -196,8 +196,7 @@ class Training:
 
     async def _save_and_copy(self) -> None:
         """Save the current weights, and copy them elsewhere if that is wanted. Raises TrainerLost, NotSaved."""
-        path, _ = await self.save()
-        await self._copy(path)
+        await self._copy((await self.save())[0])
 
     async def _save_at_last(self) -> None:
         """The weights at the end, which are lost with the trainer: a disk that is full has some time to be emptied.
@@ -208,6 +207,8 @@ class Training:
             try:
                 return await self._save_and_copy()
             except NotSaved as error:
+                if not error.may_pass:
+                    raise
                 self._not_saved(error)
                 await asyncio.sleep(LAST_SAVE_SECONDS)
         await self._save_and_copy()
@@ -258,12 +259,12 @@ class Training:
                 continue
             await self._database.drop_checkpoint(old.path)
             failpoint("checkpoint-dropped")
-            await asyncio.to_thread(shutil.rmtree, self._checkpoints / name, ignore_errors=True)
+            await asyncio.to_thread(manifest.remove, self._checkpoints / name)
         # Of a save that was given up too early, or of a process that was killed before it recorded or removed one.
         recorded = {Path(one.path).name for one in kept} | {loaded} | self._abandoned
         for folder in sorted(self._checkpoints.glob("v??????")):
             if folder.name not in recorded and folder.name < f"v{self._saved or 0:06d}":
-                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+                await asyncio.to_thread(manifest.remove, folder)
 
     async def restore(self) -> None:
         """Load the counters of the earlier process that this one resumes, before anybody asks for them."""
@@ -341,14 +342,15 @@ class Training:
             self._data.trainer_lost(self._in_flight, why)
 
     async def _save_or_later(self, number: int) -> None:
-        """Save a checkpoint. If it cannot be written, the run continues, and tries again after the next update."""
+        """Save a checkpoint. The run goes on without one that cannot be written, and tries again after the next update.
+        One that is not seen here takes up space elsewhere: the next try is when the next one is due."""
         every = self._config.checkpoint.every_updates
         again, self._next_save = number + 1, (number // every + 1) * every
         try:
             await self._save_and_copy()
         except NotSaved as error:
             self._not_saved(error)
-            self._next_save = again
+            self._next_save = again if error.may_pass else self._next_save
 
     async def _settled(self) -> None:
         """Wait until every replica that can be sent the newest weights has them, or the phase is over."""

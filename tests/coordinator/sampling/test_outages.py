@@ -76,7 +76,7 @@ class Cluster:
 
 class Envs(SimulatedEnvs):
     def __init__(self, cluster: Cluster, run: Run, name: str) -> None:
-        self._cluster = cluster
+        self._cluster, self.name = cluster, name
         super().__init__(run.fleet, name, 8, TIMINGS, TASKS, seed=0)
 
     def reset(self, command: pb.Reset) -> None:
@@ -198,6 +198,48 @@ def test_a_task_that_never_works_is_quarantined_in_training(code: int, tmp_path:
     assert all("the cloud is gone" in event["why"] for event in quarantines)
     seconds = [event["seconds"] for event in quarantines]
     assert seconds == [FIRST_SECONDS * 2**number for number in range(len(seconds))]
+
+
+@pytest.mark.parametrize("where", ["act", "judge"])
+def test_a_task_of_which_no_attempt_ends_is_quarantined_in_training(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its set-ups succeed: what it needs is missing later. Its roll-outs, which are tried again before others begin,
+    would in the end hold all environments, and then look like an outage."""
+
+    def act(self: Envs, command: pb.Act) -> None:
+        if tasks[command.assignment.assignment_id] == "task-1" and (command.last or where == "act"):
+            self.answer(command, 1.0, failure=pb.Failure(code=pb.FAILURE_CODE_ENVIRONMENT, message="no such file"))
+        else:
+            SimulatedEnvs.act(self, command)
+
+    def reset(self: Envs, command: pb.Reset) -> None:
+        tasks[command.assignment.assignment_id] = command.task.name
+        SimulatedEnvs.reset(self, command)
+
+    tasks = dict[str, str]()
+    monkeypatch.setattr(Envs, "act", act)
+    monkeypatch.setattr(Envs, "reset", reset)
+    worked(JOBS["train"], tmp_path)
+    quarantines = events(tmp_path / "metrics.jsonl", "task_quarantined")
+    assert quarantines and {event["task"] for event in quarantines} == {"task-1"}
+    assert all("no such file" in event["why"] for event in quarantines)
+    assert len(events(tmp_path / "metrics.jsonl", "attempt_failed")) < 40, "of training and of the evaluation after it"
+
+
+def test_one_env_worker_whose_set_ups_fail_gets_no_task_quarantined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reset(self: Envs, command: pb.Reset) -> None:
+        if self.name == "env-0":
+            self.answer(command, 0.1, failure=pb.Failure(code=pb.FAILURE_CODE_ENVIRONMENT, message="no route"))
+        else:
+            SimulatedEnvs.reset(self, command)
+
+    monkeypatch.setattr(Envs, "reset", reset)
+    worked(JOBS["train"], tmp_path)
+    assert len(events(tmp_path / "metrics.jsonl", "attempt_failed")) > 20
+    assert not events(tmp_path / "metrics.jsonl", "task_quarantined")
 
 
 def test_an_evaluation_of_which_every_task_is_wrong_ends_without_a_mean(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -290,6 +291,10 @@ async def test_a_checkpoint_of_older_weights_than_the_trainer_has_made_is_none(t
         assert (await saved(tmp_path / "checkpoint", version)).weight_version == version
 
 
+def stale(path: Path) -> bool:
+    raise OSError(errno.ESTALE, "Stale file handle", str(path))
+
+
 async def test_a_checkpoint_that_the_coordinator_does_not_see_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -302,5 +307,9 @@ async def test_a_checkpoint_that_the_coordinator_does_not_see_is_none(
         (folder / "weights").touch()
     assert (await seen).weight_version == 5
     monkeypatch.setattr(ranks, "SEEN_SECONDS", 0.1)
-    with pytest.raises(NotSaved, match=r"it is not there: put run\.directory on a file system"):
+    with pytest.raises(NotSaved, match=r"it is not there: put run\.directory on a file system") as raised:
         await saved(tmp_path / "elsewhere", 5)
+    assert not raised.value.may_pass
+    monkeypatch.setattr(Path, "is_file", stale)
+    with pytest.raises(NotSaved, match="it is not there"):
+        await saved(tmp_path / "late", 5)

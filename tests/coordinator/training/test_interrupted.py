@@ -244,6 +244,26 @@ async def test_updates_that_were_not_saved_are_made_again_although_the_run_has_h
     assert int(last.name.removeprefix("v")) >= made - 1, "but for a batch that is not complete any more"
 
 
+async def test_a_checkpoint_that_is_not_seen_is_not_made_again_after_each_update(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each try takes up space where the trainer is."""
+    tried = list[int]()
+
+    async def elsewhere(training: Training) -> tuple[str, int]:
+        tried.append(training._progress.counts.updates)
+        raise NotSaved("it is not there", may_pass=False)
+
+    monkeypatch.setattr(Training, "_save", elsewhere)
+    run = RunDirectory(tmp_path / "run")
+    run.path.mkdir()
+    async with asyncio.timeout(killed_run.HANG_SECONDS):
+        with pytest.raises(NotSaved):
+            await killed_run.work(run, 6)
+    assert len(tried) == 4 and tried[-1] == 6, "one for every two updates, and the last"
+    assert len(events(run.metrics, "checkpoint_failed")) == 3
+
+
 async def test_a_checkpoint_that_is_being_copied_is_removed_only_afterwards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

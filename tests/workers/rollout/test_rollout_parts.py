@@ -1,4 +1,4 @@
-"""The gate in front of the engine, and the tie of an engine process to its owner."""
+"""The gate in front of the engine, what its prompts are cached under, and the tie of its process to its owner."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ import sys
 
 import pytest
 
+from dart.core.types import Image
+from dart.workers.rollout import prompts
 from dart.workers.rollout.gate import Gate
+from dart.workers.rollout.prompts import Prompts
 from dart.workers.weights.owner import EXIT_CODE, OWNER_VARIABLE
 
 HANG_SECONDS = 60
@@ -94,3 +97,15 @@ def test_positions_are_interleaved_whatever_the_checkpoint_leaves_out() -> None:
     assert interleave_positions(config).text_config.rope_parameters["mrope_interleaved"] is True
     config = Qwen3VLConfig(text_config={"rope_parameters": silent | {"mrope_interleaved": False}})
     assert interleave_positions(config).text_config.rope_parameters["mrope_interleaved"] is False
+
+
+def test_renamed_screenshots_are_remembered_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompts, "MOST_RENAMED", 3)
+    made, shots = Prompts(caches_images=True), [Image.of(bytes([n]), "image/png", 1, 1) for n in range(9)]
+    names = set[str]()
+    for shot in shots:
+        before = made._name(shot)
+        made.rename([shot])
+        assert made._name(shot) != before and made._name(shot) not in names, "vLLM may not have it under this name"
+        names |= {before, made._name(shot)}
+        assert len(made._renamed) <= 3

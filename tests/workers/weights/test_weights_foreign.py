@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import pathlib
 import pickle
+import sys
 from pathlib import Path
 
 import pytest
@@ -35,6 +37,15 @@ def written(folder: Path, **more: object) -> Path:
 
 def test_tensors_and_what_describes_them_are_read(tmp_path: Path) -> None:
     _check_parts(written(tmp_path / "parts"))
+
+
+def test_what_python_3_13_writes_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There the paths that torch puts into the description are of another module."""
+    monkeypatch.setitem(sys.modules, "pathlib._local", pathlib)
+    monkeypatch.setattr(pathlib.PosixPath, "__module__", "pathlib._local")
+    folder = written(tmp_path / "parts")
+    assert b"pathlib._local" in (folder / ".metadata").read_bytes()
+    _check_parts(folder)
 
 
 def test_code_in_the_description_is_not_run(tmp_path: Path) -> None:

@@ -284,6 +284,64 @@ def test_a_communicator_is_not_freed_under_a_broadcast_that_waits_for_its_replic
     assert lost.freed and not lost.misused
 
 
+def test_a_group_that_is_joined_too_late_is_left_at_once(nccl: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody would ever abort its communicator, and its replica would wait in the first broadcast."""
+    join, late, left = nccl.WeightTransferTrainerFactory.trainer_init, threading.Event(), list[object]()
+
+    def slow(*arguments: Any, **named: Any) -> Any:
+        assert late.wait(HANG_SECONDS)
+        engine = join(*arguments, **named)
+        monkeypatch.setattr(engine, "shutdown", lambda: left.append(engine))
+        return engine
+
+    monkeypatch.setattr(nccl.WeightTransferTrainerFactory, "trainer_init", slow)
+    ended = Future[str]()
+    sender, replica, group = nccl.NcclSender(HANG_SECONDS, ended), Replica(), transfer_group()
+    with ThreadPoolExecutor() as pool:
+        opening = pool.submit(sender.open, group)
+        ended.set_result("the replica is lost")
+        with pytest.raises(TransferError, match="was not joined: the replica is lost"):
+            opening.result(HANG_SECONDS)
+        late.set()
+        replica.join(group)
+    threads_end("nccl-transfer")
+    assert len(left) == 1
+    with pytest.raises(TransferError, match="no group is open"):
+        sender.send([])
+
+
+async def test_a_group_over_nccl_is_not_left_because_another_replica_keeps_failing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The replica's engine would have to end: it cannot know that the communicator has been left."""
+    closed = list[str]()
+
+    class Quiet:
+        def __init__(self, *_: object) -> None:
+            self.name = ""
+
+        def open(self, group: wpb.TransferGroup) -> None:
+            self.name = group.group_id
+            if group.group_id.startswith("bad"):
+                raise TransferError("out of memory")
+
+        def send(self, tensors: object) -> int:
+            return 1
+
+        def close(self) -> None:
+            closed.append(self.name)
+
+    monkeypatch.setattr(senders, "make_sender", Quiet)
+    ends = senders.Senders("nccl", TIMEOUT)
+    await ends.send(wpb.TransferGroup(group_id="good-1", transport="nccl"), weights(1))
+    for number in range(20):
+        with pytest.raises(TransferError):
+            await ends.send(wpb.TransferGroup(group_id=f"bad-{number}", transport="nccl"), weights(1))
+    assert not closed
+    await ends.close()
+    assert closed == ["good-1"]
+
+
 def test_a_communicator_that_vllm_has_disabled_is_refused_with_the_remedy(
     nccl: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
