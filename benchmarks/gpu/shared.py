@@ -5,7 +5,7 @@ browser), in bfloat16 and with weights over gloo, one after another:
 
 - *eager* (`rollout.enforce_eager: true`) and *graphs* (vLLM compiles, and captures CUDA graphs);
 - *fp8* (`rollout.quantization: fp8`);
-- *adapter* (`trainer.lora`, sent and served as an adapter);
+- *adapter* (`trainer.lora`, merged into the weights that are sent);
 - *killed replica*: after two updates the replica gets SIGKILL. The run must end by itself, and the replica's next
   process must get weights.
 

@@ -289,6 +289,8 @@ def _wrong_share(found: Fit, members: list[tuple[str, Needs]], card: Card) -> st
     taken = f"vLLM takes {found.share_of_card:.0%} of it for each replica"
     if most is not None and found.share_of_card > most:
         told = f"is shared by {len(members)} workers, and {taken}"
+        if least is not None and least * replicas > 1:
+            return f"{told}, of which each needs {least:.0%}: lower rollout.replicas"
     elif least is not None and clearly_too_much(own, found.share_of_card * card.bytes):
         told = f"has {gigabytes(card.bytes)}, and {taken}, which needs about {_told(own)}"
         if least > 1:

@@ -162,6 +162,8 @@ def test_vllm_is_to_leave_room_for_others_on_its_card(tmp_path: Path, monkeypatc
         assert (fits.too_much(_config(tmp_path, **sections, rollout=rollout), Train()) is not None) == refused
     two = fits.too_much(_config(tmp_path, rollout={"replicas": 2}, sync={"transport": "gloo"}), Evaluate()) or ""
     assert "gpu_memory_utilization to 0.27 or more and 0.47 or less" in two
+    four = fits.too_much(_config(tmp_path, rollout={"replicas": 4}, sync={"transport": "gloo"}), Evaluate()) or ""
+    assert "is shared by 4 workers" in four and "of which each needs 27%: lower rollout.replicas" in four
     assert fits.too_much(_config(tmp_path, rollout={"replicas": 1}, sync={"transport": "gloo"}), Evaluate()) is None
 
 

@@ -228,6 +228,39 @@ def test_ranks_end_by_themselves_before_their_launcher_is_killed() -> None:
             assert ending is not None and ending > child.goodbye_seconds
 
 
+VERIFIES = """
+import asyncio, sys, time
+from pathlib import Path
+from dart.commands import running
+from dart.config import load
+from dart.job import Train
+from dart.rundir import RunDirectory
+
+def verify():
+    print("verifying", flush=True)
+    time.sleep(600)
+
+async def begun(*_):
+    await asyncio.to_thread(verify)
+
+running._begun = begun
+running.run_in_loop(running.JobRun(load(Path(sys.argv[1])), RunDirectory(Path(sys.argv[2])), Train(), local=False))
+"""
+
+
+def test_ctrl_c_ends_a_run_that_still_verifies_its_checkpoint(tmp_path: Path) -> None:
+    """A thread does that, for minutes, and Python would wait for its end."""
+    command = [sys.executable, "-c", VERIFIES, str(MINIWOB), str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None and run.stdout.readline() == "verifying\n"
+        run.send_signal(signal.SIGINT)
+        try:
+            said, _ = run.communicate(timeout=60)
+        finally:
+            run.kill()
+    assert run.returncode == 130 and said.startswith("interrupted; ") and "--resume" in said
+
+
 # ---- what `dart worker --run` takes from the run's directory, and what from its user ----
 
 

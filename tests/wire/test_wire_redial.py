@@ -13,6 +13,8 @@ from benchmarks.endurance.redial import SLOTS, Apart, Calls, Counting, episodes
 from dart import config
 from dart.coordinator.fleet import server as server_module
 from dart.coordinator.fleet.sessions import Fleet, Worker
+from dart.errors import UserError
+from dart.v1 import session_pb2 as pb
 from dart.wire import worker as worker_module
 from dart.wire.channel import Dial
 from dart.wire.stream import Call, Stream
@@ -105,3 +107,33 @@ async def test_a_worker_dials_for_as_long_as_its_coordinator_remembers_it() -> N
                 await asyncio.sleep(0.02)
             fleet.say_goodbye("over")
             assert await serving == "over"
+
+
+class Wrong(Counting):
+    """Cannot be prepared from the time `wrong_from` on."""
+
+    def __init__(self, wrong_from: int) -> None:
+        super().__init__(1)
+        self.wrong_from, self.times = wrong_from, 0
+
+    async def prepare(self, config_json: str) -> pb.Ready:
+        self.times += 1
+        if self.times >= self.wrong_from:
+            raise UserError("the memory of the former engine is not free yet")
+        return await super().prepare(config_json)
+
+
+@pytest.mark.parametrize(("wrong_from", "code"), [(1, 2), (2, 3)])
+async def test_a_worker_that_was_ready_once_blames_nobodys_input(wrong_from: int, code: int) -> None:
+    """Code 2 would end the run. After a silence the coordinator has forgotten it, and it prepares again."""
+    settings = config.Server(heartbeat_seconds=0.2, lost_after_seconds=10.0)
+    fleet, ready = Fleet(settings.lost_after_seconds), asyncio.Queue[Worker]()
+    fleet.on_ready.append(ready.put_nowait)
+    async with served(fleet, settings) as server, asyncio.timeout(60):
+        options = WorkerOptions(Dial(f"127.0.0.1:{server.port}", None), "w")
+        serving = asyncio.create_task(serve(Wrong(wrong_from), options, asyncio.Event()))
+        if wrong_from > 1:
+            fleet.lose(await ready.get(), "it was silent")
+        with pytest.raises(UserError, match="not free yet") as raised:
+            await serving
+    assert raised.value.exit_code == code

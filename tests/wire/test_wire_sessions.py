@@ -33,8 +33,6 @@ class CountingRole(WorkerRole):
         self.worked = 0
         self.prepared = 0
         self.closed = 0
-        self.wrong_from = 99
-        """From which time on it cannot be prepared."""
         self.gate = asyncio.Event()
         self.gate.set()
         self.begun = asyncio.Event()
@@ -42,8 +40,6 @@ class CountingRole(WorkerRole):
     async def prepare(self, config_json: str) -> pb.Ready:
         self.prepared += 1
         assert config_json == "{}"
-        if self.prepared >= self.wrong_from:
-            raise UserError("the memory of the former engine is not free yet")
         return pb.Ready(slots=2)
 
     async def handle(self, command: Command) -> Reply | None:
@@ -250,19 +246,6 @@ async def test_reply_of_another_epoch_or_without_a_call_is_dropped_and_counted()
         assignment = pb.Assignment(assignment_id="a", epoch=epoch)
         fleet.receive(worker, pb.SessionRequest(released=pb.Released(assignment=assignment)))
     assert worker.end.stale == 2
-
-
-@pytest.mark.parametrize(("wrong_from", "code"), [(1, 2), (2, 3)])
-async def test_a_worker_that_was_ready_once_blames_nobodys_input(wrong_from: int, code: int) -> None:
-    """Code 2 would end the run. After a silence the coordinator has forgotten it, and it prepares again."""
-    async with rig() as r:
-        r.role.wrong_from = wrong_from
-        serving = asyncio.create_task(r.work())
-        if wrong_from > 1:
-            r.fleet.lose(await r.ready.get(), "it was silent")
-        with pytest.raises(UserError, match="not free yet") as raised:
-            await serving
-        assert raised.value.exit_code == code
 
 
 async def test_restarted_worker_takes_its_name_over() -> None:
