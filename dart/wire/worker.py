@@ -66,7 +66,8 @@ class _Service:
     end: WorkerEnd = field(default_factory=lambda: WorkerEnd(Outbox()))
     preparing: asyncio.Task[pb.Ready] | None = None
     was_ready: bool = False
-    """Also of an earlier epoch."""
+    had_slots: bool = False
+    """Both also in an earlier epoch."""
     offering: asyncio.Task[None] | None = None
     """The task of a role whose slots come and go."""
     slots: pb.Slots | None = None
@@ -119,7 +120,7 @@ class _Service:
         if self.slots is not None:
             self.say(self.slots)
         elif self.offering is None and isinstance(self.role, Offering):
-            self.offering = self.tasks.create_task(self.role.run(self.say))
+            self.offering = self.tasks.create_task(self._offered(self.role))
 
     async def _prepared(self) -> pb.Ready:
         try:
@@ -131,8 +132,16 @@ class _Service:
         self.was_ready = True
         return ready
 
+    async def _offered(self, role: Offering) -> None:
+        try:
+            await role.run(self.say)
+        except UserError as error:
+            if self.had_slots and error.exit_code == USER_ERROR:  # one of its machines, which may be mended
+                error.exit_code = UNREACHED_EXIT
+            raise
+
     def say(self, slots: pb.Slots) -> None:
-        self.slots = slots
+        self.slots, self.had_slots = slots, self.had_slots or slots.count > 0
         self.end.outbox.put(pb.SessionRequest(slots=slots))
 
     def receive(self, message: pb.SessionResponse) -> None:

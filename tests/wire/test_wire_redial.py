@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 
 import pytest
 from fleet_samples import served
@@ -123,15 +124,32 @@ class Wrong(Counting):
         return await super().prepare(config_json)
 
 
+class Elastic(Wrong):
+    """Its only machine cannot be used from the time `wrong_from` on."""
+
+    capabilities = ("slots",)
+
+    async def prepare(self, config_json: str) -> pb.Ready:
+        self.times += 1
+        return pb.Ready(slots=1)
+
+    async def run(self, say: Callable[[pb.Slots], None]) -> None:
+        if self.times >= self.wrong_from:
+            raise UserError("the memory of its machine is not free yet")
+        say(pb.Slots(count=1))
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("kind", [Wrong, Elastic])
 @pytest.mark.parametrize(("wrong_from", "code"), [(1, 2), (2, 3)])
-async def test_a_worker_that_was_ready_once_blames_nobodys_input(wrong_from: int, code: int) -> None:
+async def test_a_worker_that_was_ready_once_blames_nobodys_input(kind: type[Wrong], wrong_from: int, code: int) -> None:
     """Code 2 would end the run. After a silence the coordinator has forgotten it, and it prepares again."""
     settings = config.Server(heartbeat_seconds=0.2, lost_after_seconds=10.0)
     fleet, ready = Fleet(settings.lost_after_seconds), asyncio.Queue[Worker]()
     fleet.on_ready.append(ready.put_nowait)
     async with served(fleet, settings) as server, asyncio.timeout(60):
         options = WorkerOptions(Dial(f"127.0.0.1:{server.port}", None), "w")
-        serving = asyncio.create_task(serve(Wrong(wrong_from), options, asyncio.Event()))
+        serving = asyncio.create_task(serve(kind(wrong_from), options, asyncio.Event()))
         if wrong_from > 1:
             fleet.lose(await ready.get(), "it was silent")
         with pytest.raises(UserError, match="not free yet") as raised:

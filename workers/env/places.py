@@ -132,6 +132,11 @@ async def bounded(
     try:
         async with asyncio.timeout(seconds) as bound:
             return await verb()
+    except asyncio.CancelledError:
+        if (task := asyncio.current_task()) is None or task.cancelling():
+            raise
+        log.exception("%s failed", what)  # of a task of the world's own, which it has cancelled and awaited
+        raise EnvironmentFailure(f"{what} failed: something that it awaited was cancelled") from None
     except Exception as error:  # A world is the user's code: whatever it raises costs only this attempt.
         if isinstance(error, TimeoutError) and bound.expired():
             raise EnvironmentFailure(f"{what} took longer than {seconds:g} s") from None

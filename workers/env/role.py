@@ -165,6 +165,8 @@ class EnvRole(WorkerRole, Offering):
                     await world.close()
             except TimeoutError:
                 log.warning("the world was not closed within %g s", self._timeouts.close)
+            except Exception:  # a world is the user's code, and the worker ends or begins anew all the same
+                log.exception("the world was not closed")
 
     async def _reset(self, key: Key, command: pb.Reset) -> Observation:
         task = task_from_proto(command.task)

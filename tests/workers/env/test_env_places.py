@@ -8,7 +8,7 @@ import threading
 import time
 
 import pytest
-from hosting.worlds import PICTURE, Threads, assignment, hosted, script
+from hosting.worlds import PICTURE, Actor, Threads, assignment, hosted, script
 
 from dart.core import action as a
 from dart.errors import UserError
@@ -309,6 +309,47 @@ async def test_a_bad_config_is_one_message(changes: dict[str, object], message: 
     with pytest.raises(UserError, match=message):
         async with hosted(**changes):  # type: ignore[arg-type]
             pass
+
+
+@pytest.mark.parametrize("verb", ["reset", "act", "judge"])
+async def test_a_world_that_awaits_what_it_has_cancelled_fails_as_any_other(
+    verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody has cancelled the worker's task: without an answer the coordinator would wait for ten minutes."""
+    async with hosted() as host:
+        if verb != "reset":
+            await host.reset("e")
+        last = a.Finish() if verb == "judge" else a.Wait(1.0)
+        monkeypatch.setattr(Actor, verb, cancelled)
+        with pytest.raises(CommandError, match=f"{verb} failed: something that it awaited was cancelled"):
+            await (host.reset("e") if verb == "reset" else host.act("e", last, last=verb == "judge"))
+
+
+@pytest.mark.parametrize("verb", ["renew", "probe"])
+async def test_an_environment_whose_renewal_is_cancelled_from_within_is_replaced(
+    verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its slot would be gone for good, with no word of it."""
+    async with hosted() as host:
+        await host.reset("e")
+        if verb == "probe":
+            script.raises = RuntimeError("it broke")
+            with pytest.raises(CommandError, match="it broke"):
+                await host.act("e", a.Wait(1.0))
+        with monkeypatch.context() as once:
+            once.setattr(Actor, verb, cancelled)
+            await host.release("e")
+            while "dispose" not in script.log:
+                await asyncio.sleep(0.01)
+        script.raises = None
+        await host.reset("f")
+
+
+async def cancelled(*_: object) -> None:
+    own = asyncio.create_task(asyncio.sleep(60))
+    await asyncio.sleep(0)
+    own.cancel()
+    await own
 
 
 # ---- threads ----

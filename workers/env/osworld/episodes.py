@@ -165,7 +165,7 @@ class OSWorldEnv(Env):
         """OSWorld's own verdict, also at the step limit. A final FAIL is a success on infeasible tasks alone."""
         assert self._task is not None, "the env worker judges after a reset"
         said = self._last(last)
-        with self._not_evaluated():
+        with self._noted():
             graded = await self._shared.evaluators.evaluate(self._task, said, self._given())
         if graded.error:
             log.warning("%s: OSWorld's evaluator raised, which counts as 0: %s", self._name, graded.error)
@@ -285,13 +285,17 @@ class OSWorldEnv(Env):
             case _:
                 return ""
 
-    @contextlib.contextmanager
-    def _not_evaluated(self) -> Iterator[None]:
-        """A task that has no result here is not tried again for a while: each attempt would take minutes to say the
-        same. It is tried again then, because a file or a package may be there later."""
+    def _not_evaluated(self) -> contextlib.AbstractContextManager[None]:
+        """A task that has no result here is not begun again for a while: each attempt would take minutes to say the
+        same. It is begun again then, because a file or a package may be there later."""
         since, why = self._shared.without_result.get(self._name, (0.0, ""))
         if why and time.monotonic() < since + TRIED_AGAIN_SECONDS:
             raise NotEvaluated(f"{self._name} is not evaluated: {why}")
+        return self._noted()
+
+    @contextlib.contextmanager
+    def _noted(self) -> Iterator[None]:
+        """Episodes that are under way are evaluated all the same: what has kept one from a result may be its own."""
         try:
             yield
         except NotEvaluated as error:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import re
+import shutil
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,6 +41,10 @@ class Shared:
     """Every session there has been."""
 
 
+async def _remove(folder: Path) -> None:
+    await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+
 class Session:
     """A session of a task's application. Make one with `begin`."""
 
@@ -58,6 +63,7 @@ class Session:
             server = await shared.servers.take(task.application)
             undo.push_async_callback(shared.servers.give, server)
             folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="episode-", dir=server.folder))
+            undo.push_async_callback(_remove, folder)
             session = cls(shared, task, server, folder)
             await session._set_up()
             undo.pop_all()
@@ -100,13 +106,14 @@ class Session:
         return Verdict(min(max(reward, 0.0), 1.0), self._evidence(ran, difference, error))
 
     async def end(self) -> None:
-        """Have the application drop the session; its files and the folder go with the server at the latest."""
+        """Have the application drop the session, and remove its folder. What is left goes with the server."""
         try:
             if self.server.alive():
                 with contextlib.suppress(EnvironmentFailure):
                     await self.server.forget(self.sid)
         finally:
             await self._shared.servers.give(self.server)
+            await _remove(self._folder)
 
     @property
     def _sid_file(self) -> Path:

@@ -215,6 +215,18 @@ async def test_an_expected_file_that_cannot_be_had_is_not_a_zero(place: Place, m
         await place.env.reset(Task("osworld", "os/gold"))
 
 
+async def test_an_episode_that_is_under_way_is_evaluated_although_another_has_no_result(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await place.env.reset(Task("osworld", "os/write"))
+    place.machine.files["/tmp/note"] = b"hello"
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setitem(place.env._shared.without_result, "os/write", (time.monotonic(), "a page was gone"))
+        assert (await place.env.judge(Finish(), False)).reward == 1.0
+        with pytest.raises(UserError, match="os/write is not evaluated: a page was gone"):
+            await place.env.reset(Task("osworld", "os/write"))
+
+
 async def test_an_address_that_does_not_answer_now_voids_the_attempt_alone(place: Place) -> None:
     with pytest.raises(MachineError, match=r"set-up step 1 of 1 \(download\).*http.* does not answer now"):
         await place.env.reset(Task("osworld", "os/download_away"))

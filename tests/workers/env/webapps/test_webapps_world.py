@@ -107,6 +107,7 @@ async def test_episodes_share_an_application_and_nothing_else(tmp_path: Path) ->
         assert await one.renew()
         assert ended is not None
         assert not list(folder.glob(f"run/.mock-states/{ended.sid}*")), "the ended session's state is kept"
+        assert len(list(folder.glob("episode-*"))) == 2, "the server may live for days"
         await one.reset(task("add-milk"))
         assert await one.page.evaluate("localStorage.mine") is None
         assert await other.page.evaluate("localStorage.mine") is None
@@ -239,6 +240,7 @@ async def test_a_setup_that_fails_is_the_tasks_fault(tmp_path: Path) -> None:
             with pytest.raises(UserError, match=re.escape(said)):
                 await env.reset(task(f"broken-{number}"))
         await env.reset(task("add-milk"))
+        assert len(list(server(env).folder.glob("episode-*"))) == 1
 
 
 async def test_what_a_reward_program_does_is_not_mistaken_for_a_reward(tmp_path: Path) -> None:
