@@ -23,7 +23,7 @@ from dart.config import Config
 from dart.errors import UserError
 from dart.store.database import Database, sqlite_url
 from dart.store.elsewhere.place import Place
-from dart.store.lock import Hold, held, is_held
+from dart.store.lock import LEASE_SECONDS, Hold, held, is_held
 from dart.store.records import RunRecord, RunState
 from dart.store.schema import OlderSchema
 
@@ -260,7 +260,7 @@ class RunDirectory:
         try:
             return await self._opened(create=False, migrate=False)
         except OlderSchema:
-            with self.lock():
+            with self.lock(0.0):
                 return await self._opened(create=False, migrate=True)
 
     async def open_to_work(self, *, create: bool = False) -> Database:
@@ -284,9 +284,9 @@ class RunDirectory:
         """SQLite's."""
         return self.path / f"{_DATABASE}-wal"
 
-    def lock(self) -> AbstractContextManager[Hold]:
-        """Work on the run alone. Raises UserError, on entering, when another process does."""
-        return held(self.lock_file)
+    def lock(self, lease: float = LEASE_SECONDS) -> AbstractContextManager[Hold]:
+        """Work on the run alone; `lease` as of `Hold.take`. Raises UserError, on entering, if another process does."""
+        return held(self.lock_file, lease)
 
     def state(self, record: RunRecord) -> str:
         """The run's state. If its process ended without recording why, it was interrupted, whatever its row says."""

@@ -255,8 +255,8 @@ class Driver:
                 self._run(rank)
 
     def _unusable(self, process: Process, why: str) -> None:
-        """Before anything has run it is the user's error; later a node has joined that needs a repair, or is left."""
-        if not self.restarts.has_listened:
+        """Before it has ever run it is the user's error; later a node has joined that needs a repair, or is left."""
+        if not process.starts:
             self.end = self.end or Finish(USER_ERROR, why)
             return
         self._give_up(process)

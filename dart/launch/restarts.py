@@ -105,8 +105,7 @@ class Restarts:
         """Started and not ended, also before its delay is over."""
         self._stopping: set[str] = set()
         self._listening = False
-        self.has_listened = False
-        """Whether a coordinator of this run has ever been there to dial."""
+        self._has_listened = False
 
     def begin(self, now: float) -> list[Action]:
         self._core.start(now)
@@ -114,7 +113,7 @@ class Restarts:
 
     def listening(self, now: float, *, moved: bool) -> list[Action]:
         """The coordinator can be dialled. `moved`: not where its workers were told before."""
-        self._listening = self.has_listened = True
+        self._listening = self._has_listened = True
         stale = tuple(name for name in self._workers if moved and name in self._up)
         actions: list[Action] = [self._stop(stale)] if stale else []
         actions += self._start_workers([name for name in self._workers if name not in self._up], now)
@@ -132,7 +131,7 @@ class Restarts:
                 return [Finish(0)]
             if not stopped and end.code == INTERRUPTED:
                 return [Finish(INTERRUPTED, "the coordinator was interrupted")]
-            if end.code == USER_ERROR and not self.has_listened:
+            if end.code == USER_ERROR and not self._has_listened:
                 return [Finish(USER_ERROR, end.said)]
         elif end.code == USER_ERROR and self._core.starts == 1 and not stopped:
             return [Finish(USER_ERROR, end.said)]

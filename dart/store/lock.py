@@ -24,7 +24,8 @@ log = logging.getLogger(__name__)
 _PAUSE_SECONDS = 0.05
 _PATIENCE_SECONDS = 1.0
 """A process that only checks the lock also holds it for a moment."""
-_LEASE_SECONDS = 120.0
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+LEASE_SECONDS = 120.0
 """A file server that loses one of its machines keeps that machine's locks for a while: NFS usually for 90 s."""
 
 
@@ -38,7 +39,7 @@ class Hold:
         self._undo.callback(os.close, self._directory)
         self._descriptor = -1
 
-    def take(self, lease: float = _LEASE_SECONDS) -> None:
+    def take(self, lease: float = LEASE_SECONDS) -> None:
         """`lease`: seconds for which a holder on another machine may be gone already. Raises UserError when another
         process holds the run."""
         self._descriptor = self._opened()
@@ -47,7 +48,7 @@ class Hold:
             log.warning("%s cannot be locked on this file system: start no second process on it", self._file.parent)
         # Only the holder writes here, so a refused process never replaces the holder's name.
         os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, f"process {os.getpid()} of {os.uname().nodename}\n".encode(), 0)
+        os.pwrite(self._descriptor, f"process {os.getpid()} of {os.uname().nodename}\n{_boot()}\n".encode(), 0)
 
     def renew(self) -> bool:
         """Take the file's lock again if the file was removed or replaced. Returns True if so. Raises UserError."""
@@ -56,7 +57,7 @@ class Hold:
                 return False
         except FileNotFoundError:
             pass
-        self.take(_PATIENCE_SECONDS)
+        self.take(0.0)
         return True
 
     def close(self) -> None:
@@ -81,9 +82,10 @@ class Hold:
                 waited = time.monotonic() - began
             except OSError:
                 return False
-            holder = os.pread(self._descriptor, 100, 0).decode("utf-8", "replace").strip()
-            elsewhere = bool(holder) and not holder.endswith(f" of {os.uname().nodename}")
-            if waited > (lease if elsewhere else _PATIENCE_SECONDS):
+            told_by_holder = os.pread(self._descriptor, 400, 0).decode("utf-8", "replace")
+            holder, _, boot = (part.strip() for part in told_by_holder.partition("\n"))
+            elsewhere = bool(boot) and boot != _boot()
+            if waited > (max(lease, _PATIENCE_SECONDS) if elsewhere else _PATIENCE_SECONDS):
                 raise UserError(f"{self._file.parent} is in use by {holder or 'another process'}: stop it first")
             if elsewhere and waited > _PATIENCE_SECONDS and not told:
                 told = True
@@ -94,15 +96,26 @@ class Hold:
             time.sleep(_PAUSE_SECONDS)
 
 
+def _boot() -> str:
+    """Names this machine since its last start, also in its containers, which have names of their own."""
+    try:
+        return _BOOT.read_text(encoding="ascii").strip()
+    except OSError:
+        return os.uname().nodename
+
+
 @contextmanager
-def held(file: Path) -> Iterator[Hold]:
-    """Hold the run with this lock file. Raises UserError if another process holds it, or it cannot be written."""
+def held(file: Path, lease: float = LEASE_SECONDS) -> Iterator[Hold]:
+    """Hold the run with this lock file; `lease` as of `Hold.take`.
+
+    Raises UserError if another process holds it, or it cannot be written.
+    """
     try:
         hold = Hold(file)
     except OSError as error:
         raise UserError(f"{file} cannot be written ({error.strerror}): make the folder writable") from None
     try:
-        hold.take()
+        hold.take(lease)
         yield hold
     finally:
         hold.close()

@@ -37,7 +37,9 @@ def told(folder: Path) -> Status:
         slots = pb.Slots(count=4, granted=4, booting=2, quarantined=1, reason=WORDS)
         run.fleet.receive(worker, pb.SessionRequest(slots=slots))
         for _ in range(CERTAIN):
-            run.data.quarantine.failed("\x1b[2Jbroken", "env-0: no such page", time.monotonic(), certain=True)
+            run.data.quarantine.failed(
+                "\x1b[2Jbroken", "env-0: no such page", time.monotonic(), worker="env-0", several=False, certain=True
+            )
             run.data.quarantine.finished("another")
         return run.status()
 

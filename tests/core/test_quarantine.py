@@ -9,12 +9,12 @@ from dart.core.curation.sampling import TaskSampler
 
 
 def failing(
-    quarantine: TaskQuarantine, times: int, now: float, *, certain: bool = False, several: bool = False
+    quarantine: TaskQuarantine, times: int, now: float, *, certain: bool = False, workers: int = 2, several: bool = True
 ) -> list[float]:
-    """On one env worker."""
+    """On so many env workers in turn."""
     return [
-        quarantine.failed("broken", "no such page", now, worker="env-0", several=several, certain=certain)
-        for _ in range(times)
+        quarantine.failed("broken", "no such page", now, worker=f"env-{n % workers}", several=several, certain=certain)
+        for n in range(times)
     ]
 
 
@@ -38,11 +38,19 @@ def test_nothing_rests_in_an_outage() -> None:
 
 def test_what_fails_on_one_of_several_env_workers_may_be_that_workers_fault() -> None:
     quarantine = TaskQuarantine()
-    failing(quarantine, 5 * FAILURES, 0.0, several=True)
+    failing(quarantine, 5 * FAILURES, 0.0, workers=1)
     quarantine.finished("other")
-    assert not any(failing(quarantine, 5 * FAILURES, 0.0, several=True))
+    assert not any(failing(quarantine, 5 * FAILURES, 0.0, workers=1))
     assert not quarantine.doubted("broken")
     assert quarantine.failed("broken", "no such page", 0.0, worker="env-1", several=True) == FIRST_SECONDS
+
+
+def test_a_run_of_one_env_worker_needs_twice_as_many_failures() -> None:
+    quarantine = TaskQuarantine()
+    failing(quarantine, 2 * FAILURES - 1, 0.0, workers=1, several=False)
+    quarantine.finished("other")
+    assert not quarantine.doubted("broken")
+    assert failing(quarantine, 1, 0.0, workers=1, several=False) == [FIRST_SECONDS]
 
 
 def test_a_task_is_doubted_until_an_attempt_at_it_finishes() -> None:

@@ -317,12 +317,12 @@ def test_a_node_that_joins_later_and_lacks_dart_is_passed_over_until_it_has_it(
     for value in (Unusable("a node of the cluster has no dart"), Place("10.0.0.9", 1, "its node", "0.0.1")):
         driver = Driver(config, plan(config), None, cast(RayCluster, cluster), _Signals())
         first, process = driver.processes["env-0"], driver.processes["rollout-0"]
+        driver.restarts.listening(0.0, moved=False)
         for one in (first, process):
             driver._place(one)
         driver._answered(_Awaited(first, first.actor, 0), value)
-        assert driver.end is not None and driver.end.code == USER_ERROR, "nothing has run: it is the user's error"
-        driver.end = None
-        driver.restarts.listening(0.0, moved=False)
+        assert driver.end is not None and driver.end.code == USER_ERROR, "it has never run: it is the user's error"
+        driver.end, process.starts = None, 1
         before = process.actor
         driver._answered(_Awaited(process, before, 0), value)
         assert driver.end is None and process.actor is None and killed[-1] is before

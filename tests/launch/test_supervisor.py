@@ -157,7 +157,7 @@ left = "import signal, sys, time; from pathlib import Path; there = Path(sys.arg
     "signal.signal(signal.SIGTERM, lambda *_: (there.write_text('cleaned up'), sys.exit()));" \
     "there.write_text('works'); time.sleep(600)"
 subprocess.Popen([sys.executable, "-c", left, sys.argv[1]])
-while not Path(sys.argv[1]).exists():
+while not Path(sys.argv[1]).exists() or Path(sys.argv[1]).read_text() != "works":
     pass
 sys.exit(7)
 """

@@ -69,7 +69,7 @@ def test_a_run_says_that_it_runs_as_long_as_its_process_lives(tmp_path: Path, ho
 
 HOLDS_ELSEWHERE = HOLDER.replace(
     "    print(",
-    """    Path(sys.argv[1], "run.lock").write_text("process 7 of gone")
+    """    Path(sys.argv[1], "run.lock").write_text("process 7 of gone\\nanother")
     print(""",
 )
 
@@ -92,11 +92,13 @@ def test_a_machine_that_is_gone_may_keep_its_lock_for_a_while(
 
 def test_a_machine_that_is_there_keeps_its_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock, "_PATIENCE_SECONDS", 0.1)
-    monkeypatch.setattr(lock.Hold.take, "__defaults__", (0.5,))
     command = [sys.executable, "-c", HOLDS_ELSEWHERE, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stdout.readline() == "held\n"
-        with pytest.raises(UserError, match="in use by process 7 of gone: stop it first"), held(tmp_path / "run.lock"):
+        with (
+            pytest.raises(UserError, match="in use by process 7 of gone: stop it first"),
+            held(tmp_path / "run.lock", 0.5),
+        ):
             pass
         process.kill()
 

@@ -26,8 +26,10 @@ MAX_GROUPS = 256
 MOST_PASSED_OVER = 4
 """A gloo group that is passed over so many times, while all others send, is left: its replica has gone, and it would
 keep two buffers as large as the largest weight. Should the replica still be there, one transfer to it fails, and the
-next one is in a new group. A group over NCCL has no such buffers, and its replica's engine would have to end: it would
-wait in the communicator that was left."""
+next one is in a new group."""
+MOST_PASSED_OVER_NCCL = 64
+"""The same over NCCL, where a group has smaller buffers, and a replica that is still there would wait in the group that
+was left until its engine has to end."""
 
 
 class Senders:
@@ -46,14 +48,17 @@ class Senders:
         self._sent = 0
         """Transfers so far."""
         self._last: dict[str, int] = {}
-        """The number of the last transfer of each open gloo group."""
+        """The number of each open group's last transfer."""
+        self._patience: dict[str, int] = {}
+        """How often each open group may be passed over."""
 
     async def send(self, group: wpb.TransferGroup, weights: dict[str, torch.Tensor]) -> int:
         """Send all weights to the group's replica; returns the bytes sent. Raises TransferError."""
         async with self._locks.setdefault(group.group_id, asyncio.Lock()):
             self._sent += 1
-            if (group.transport or self._transport) == "gloo":
-                self._last[group.group_id] = self._sent
+            self._last[group.group_id] = self._sent
+            gloo = (group.transport or self._transport) == "gloo"
+            self._patience[group.group_id] = MOST_PASSED_OVER if gloo else MOST_PASSED_OVER_NCCL
             self._ended.setdefault(group.group_id, Future())
             if group.group_id not in self._open:
                 await self._leave_former(group.group_id)
@@ -106,6 +111,7 @@ class Senders:
         self._locks.pop(group_id, None)
         self._ended.pop(group_id, None)
         self._last.pop(group_id, None)
+        self._patience.pop(group_id, None)
 
     async def _leave_former(self, group_id: str) -> None:
         """Leave the groups (and free the buffers) of this replica's earlier instances; ids are REPLICA-NUMBER."""
@@ -116,8 +122,8 @@ class Senders:
 
     async def _leave_oldest(self) -> None:
         idle = [group_id for group_id in self._open if not self._locks[group_id].locked()]
-        passed_over = self._sent - MOST_PASSED_OVER * len(self._open)
-        gone = [group_id for group_id in idle if self._last.get(group_id, self._sent) < passed_over]
+        rounds = {group_id: (self._sent - self._last[group_id]) / len(self._open) for group_id in idle}
+        gone = [group_id for group_id in idle if rounds[group_id] > self._patience[group_id]]
         await self._leave(gone or idle[: max(0, len(self._open) - MAX_GROUPS)])
 
     async def _leave(self, group_ids: Iterable[str]) -> None:

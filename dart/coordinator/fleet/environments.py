@@ -99,10 +99,6 @@ class EnvPool:
         """Env workers that are there now."""
         return len(self._members)
 
-    def has(self, worker_id: str) -> bool:
-        """Whether this is an env worker that is there now."""
-        return worker_id in self._members
-
     def failures(self, worker_id: str) -> int:
         """The worker's attempts that have failed since its last good one."""
         member = self._members.get(worker_id)

@@ -49,6 +49,8 @@ class InfrastructureError(Exception):
     """
 
     certain = False
+    by_environment = False
+    """Whether the attempt's own environment ended it, and was not lost with its worker."""
     """True if another attempt would fail as well."""
     at_verdict = False
     """True if the episode was over, and only the verdict was missing."""

@@ -161,7 +161,7 @@ class DataManager:
 
     def failed(self, order: Order, error: InfrastructureError) -> None:
         """Raises UserError when nothing works any more."""
-        name, by_environment = order.task.name, error.certain or self._envs.has(error.worker)
+        name, by_environment = order.task.name, error.certain or error.by_environment
         if by_environment:
             self._doubt(name, error)
         certain = error.certain or (by_environment and self.quarantine.doubted(name))

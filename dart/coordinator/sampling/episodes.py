@@ -19,7 +19,7 @@ from dart.agent.grammar import make_grammar
 from dart.config import Config
 from dart.coordinator.fleet.environments import EnvPool, EnvSession
 from dart.coordinator.fleet.replicas import RolloutPool
-from dart.coordinator.fleet.sessions import InfrastructureError, SetUpFailed, Worker
+from dart.coordinator.fleet.sessions import InfrastructureError, SetUpFailed, Worker, WorkerLost
 from dart.core.curation.orders import Order
 from dart.core.types import Generation, Prompt, Trajectory
 from dart.store.blobs import BlobError
@@ -125,6 +125,8 @@ async def sample(
         except (InfrastructureError, ContextFull, WrongTask) as error:
             log.warning("attempt %d of %s failed: %s", order.attempt, order.trajectory_id, error)
             told = _told(error, worker)
+            own = isinstance(error, InfrastructureError) and error.worker == worker.id
+            told.by_environment = own and not isinstance(error, WorkerLost)
             # A task that is wrong itself says nothing about the environment.
             failed = True if told.worker == worker.id and not told.certain else None
             source.failed(order.failed(told.worker), told)

@@ -13,7 +13,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -330,21 +330,24 @@ def timed(trained: pb.Trained, begun: float) -> dict[str, float]:
 
 
 async def _check_seen(checkpoint: Path) -> None:
-    """Raises NotSaved unless a checkpoint that the trainer has written is here, too."""
+    """Raises NotSaved unless a checkpoint that the trainer has written is here, too.
+
+    A file system that is shared over a network may fail for a while.
+    """
+    failed: OSError | None = None
     try:
         async with asyncio.timeout(SEEN_SECONDS):
-            while not await asyncio.to_thread(_is_there, checkpoint / manifest.NAME):  # noqa: ASYNC110
+            while True:
+                try:
+                    if await asyncio.to_thread((checkpoint / manifest.NAME).is_file):
+                        return
+                    failed = None
+                except OSError as error:
+                    failed = error
                 await asyncio.sleep(LOOK_SECONDS)
     except TimeoutError:
         raise NotSaved(
             f"the trainer says that it has written {checkpoint}, and it is not there: put run.directory on a file "
             "system that the coordinator and the trainer share",
-            may_pass=False,
-        ) from None
-
-
-def _is_there(file: Path) -> bool:
-    """False also where a file system that is shared over a network fails for the moment."""
-    with suppress(OSError):
-        return file.is_file()
-    return False
+            may_pass=failed is not None,
+        ) from failed

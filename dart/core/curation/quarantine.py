@@ -3,10 +3,10 @@
 A task may be broken alone: a page that no longer loads, a file that is gone, a verdict that cannot be reached. Each of
 its groups would then cost every roll-out's attempts, and in a small fleet such groups may in the end hold all
 environments. `FAILURES` attempts in a row that environments of several env workers ended quarantine it, for on one
-worker attempts may fail whatever the task is; or `CERTAIN` of which the world says that the task itself is wrong. A
-task that comes back is quarantined again by one more, for twice as long. An attempt that finishes clears its task.
-While nothing else finishes, an outage is to blame, and no task is. Pure; times are seconds of any clock that does not
-go back.
+worker attempts may fail whatever the task is; where there is only one, twice as many; or `CERTAIN` of which the world
+says that the task itself is wrong. A task that comes back is quarantined again by one more, for twice as long. An
+attempt that finishes clears its task. While nothing else finishes, an outage is to blame, and no task is. Pure; times
+are seconds of any clock that does not go back.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class TaskQuarantine:
         record.failures, record.certain, record.why = record.failures + 1, record.certain + certain, why
         if len(record.workers) < 2:
             record.workers.add(worker)
-        everywhere = len(record.workers) > 1 or not several
-        enough = record.quarantines or record.certain >= CERTAIN or (record.failures >= FAILURES and everywhere)
+        in_a_row = len(record.workers) > 1 if several else record.failures >= 2 * FAILURES
+        enough = record.quarantines or record.certain >= CERTAIN or (record.failures >= FAILURES and in_a_row)
         if not enough or self._finished == record.others or now < record.until:
             return 0.0
         seconds = min(MOST_SECONDS, FIRST_SECONDS * 2.0 ** min(record.quarantines, 16))
