@@ -118,9 +118,10 @@ def space_end(text: str, position: int) -> int:
     return found.end() if found else position
 
 
-def json_at(text: str, position: int) -> tuple[object, int]:
-    """The JSON value at `position` and where it ends. Python's extensions (NaN, repeated names) are ParseErrors."""
-    decoder = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)
+def json_at(text: str, position: int, repeated: bool = False) -> tuple[object, int]:
+    """The JSON value at `position` and where it ends. Python's extensions (NaN, repeated names) are ParseErrors;
+    `repeated`: names may be, and the last counts."""
+    decoder = json.JSONDecoder(object_pairs_hook=None if repeated else _unique, parse_constant=_no_constant)
     try:
         return decoder.raw_decode(text, position)
     except json.JSONDecodeError as error:

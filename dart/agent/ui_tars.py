@@ -56,11 +56,11 @@ SIGNATURES: Signatures = {
     "finished": (frozenset(), frozenset({"content"})),
     "call_user": (frozenset(), frozenset()),
 }
-_ALIASES = {"point": "start_box", "start_point": "start_box", "end_point": "end_box"}
+ALIASES = {"point": "start_box", "start_point": "start_box", "end_point": "end_box"}
 
 ACTION_LINE = re.compile(r"^Action:[ \t]*", re.MULTILINE)
 _NAME = re.compile(r"\s*([A-Za-z_]\w*)\s*", re.ASCII)
-_OPENED = re.compile(rf"{_NAME.pattern}\(\s*", re.ASCII)
+OPENED = re.compile(rf"{_NAME.pattern}\(\s*", re.ASCII)
 _PLAIN = re.compile(r"""[^'"\\]+""")
 _ARGUMENT = re.compile(r"""\s*([A-Za-z_]\w*)\s*=\s*(['"])([^'"\\]*)\2\s*""", re.ASCII)
 """A whole argument as nearly every one is written: its string has no quotes and no escapes."""
@@ -231,20 +231,20 @@ def read_call(text: str) -> tuple[str, dict[str, str]]:
 def call_at_start(text: str, names: Container[str] = SIGNATURES) -> tuple[str, dict[str, str], int]:
     """The call of one of `names` that `text` begins with: its name, its arguments and where it ends. Raises
     ParseError."""
-    found = _OPENED.match(text) or _NAME.match(text)
+    found = OPENED.match(text) or _NAME.match(text)
     if found is None:
         raise ParseError("no_action" if not text.strip() else "unknown_action", f"{shown(text)} is not an action")
     name, position = found[1], found.end()
     if name not in names:
         raise ParseError("unknown_action", f"{shown(name)} is not one of {', '.join(SIGNATURES)}")
-    position = _skip_space(text, position) if found.re is _OPENED else _expect(text, position, "(")
+    position = _skip_space(text, position) if found.re is OPENED else _expect(text, position, "(")
     arguments: dict[str, str] = {}
     while not text.startswith(")", position):
         if arguments:
             position = _expect(text, position, ",")
         if plain := _ARGUMENT.match(text, position):
             argument, value, position = plain[1], plain[3], plain.end()
-            argument = _ALIASES.get(argument, argument)
+            argument = ALIASES.get(argument, argument)
         else:
             argument, position = _argument_name(text, position)
             value, position = _string(text, position)
@@ -264,7 +264,7 @@ def _argument_name(text: str, position: int) -> tuple[str, int]:
     if found is None:
         _expect(text, position, "an argument's name")
         raise AssertionError("unreachable: no text begins with that")
-    return _ALIASES.get(found[1], found[1]), _skip_space(text, _expect(text, found.end(), "="))
+    return ALIASES.get(found[1], found[1]), _skip_space(text, _expect(text, found.end(), "="))
 
 
 def _skip_space(text: str, position: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -67,6 +68,24 @@ UI_TARS: list[tuple[str, Action, str]] = [
     ("Action: wait() # for the page", Wait(WAIT_SECONDS), "comment"),
     ("Action: click(start_box='(1,2)'", Click(at(1, 2)), "missing-parenthesis"),
     ("Action: wait(", Wait(WAIT_SECONDS), "missing-parenthesis"),
+    ("Action: click(point='<point>1 2</point>'", Click(at(1, 2)), "missing-parenthesis"),
+    ("Action: click(point='<point>1 2</point>", Click(at(1, 2)), "missing-quote"),
+    ('Action: click(start_box="<|box_start|>(1,2)<|box_end|>)', Click(at(1, 2)), "missing-quote"),
+    (
+        "Action: drag(start_point='<point>1 2</point>', end_point='<point>3 4</point>",
+        Drag((at(1, 2), at(3, 4))),
+        "missing-quote",
+    ),
+    ("Action: wait(5)", Wait(WAIT_SECONDS), "python-arguments"),
+    ("Action: wait(time=5)", Wait(WAIT_SECONDS), "python-arguments extra-argument"),
+    ("Action: wait(time=5", Wait(WAIT_SECONDS), "python-arguments missing-parenthesis extra-argument"),
+    ("Action: wait(5)\n\nhotkey(key=5)", Wait(WAIT_SECONDS), "python-arguments first-action"),
+    ("Action: click(start_box='(1,2)', start_box='(3,4)')", Click(at(3, 4)), "python-arguments"),
+    ("Action: click(point='<point>1 2</point>', start_box='(3,4)')", Click(at(3, 4)), "python-arguments"),
+    ("Action: type(content='x=5, (', n=1, 'b')", TypeText("x=5, (', n=1, 'b"), "quotes"),
+    ("Action: hotkey(key=5)", Keys(("5",)), "python-arguments"),
+    ("Action: long_press(start_box='(1,2)', time=2)", Click(at(1, 2), hold_seconds=2.0), "python-arguments long-press"),
+    ("Action: type('hello')", Observe(), "python-arguments nothing-to-do"),
     ("Action: click(start_box='(1,2)' , )", Click(at(1, 2)), "trailing-comma"),
     ("Action: finished(content='It\\'s done, I've saved it.')", Finish(answer="It's done, I've saved it."), "quotes"),
     ("Action: type(content='it's fine')", TypeText("it's fine"), "quotes"),
@@ -155,6 +174,9 @@ QWEN: list[tuple[str, Action, str]] = [
     (f"{CLICK}\nI have clicked.", CLICKED, "trailing-text"),
     (f"I use a <tool_call> to click.\n</think>\n{CLICK}", CLICKED, "mentioned-tag"),
     (f"No <tool_call>.\n{CLICK}\n{call(action='wait', time=1)}", CLICKED, "mentioned-tag first-call"),
+    (CLICK.replace('{"name"', '{"id": 1, "name"'), CLICKED, "other-names"),
+    (CLICK.replace('{"name"', '{"name": "x", "type": "function", "name"'), CLICKED, "other-names"),
+    ('{"a": 1}\n' + CLICK.split("\n")[1].replace('{"name"', '{"id": 1, "name"'), CLICKED, "no-tag other-names"),
     (call(action="key", keys=[]), Observe(), "unknown-key"),
     (call(action="left_click", coordinate=[1, 2], keys=[]), CLICKED, "unknown-key"),
     (call(action="scroll", pixels=-2.5), Scroll(None, dy=2), "fractions"),
@@ -164,8 +186,13 @@ QWEN: list[tuple[str, Action, str]] = [
     (call(action="scroll", pixels=-5.0), Scroll(None, dy=5), "fractions"),
     (call(action="scroll", pixels=-5.0, coordinate=[1.5, 2]), Scroll(Point(0.0015, 0.002), dy=5), "fractions"),
     (call(action="terminate"), Finish("success"), "status"),
+    *(
+        (call(action="terminate", status=status), Finish("success"), "status")
+        for status in ("done", "fail", "Failure", "", None, 7, ["failure"])
+    ),
     (call(action="wait", duration=3), Wait(3.0), "duration"),
     (call(action="wait"), Wait(WAIT_SECONDS), "time"),
+    (call(action="wait", time="long"), Wait(WAIT_SECONDS), "time"),
     (call(action="key", keys="enter"), Keys(("Return",)), "key-text"),
     (call(action="key", keys=["ctrl+c"]), Keys(("Control_L", "c")), "key-plus"),
     (call(action="key", keys="ctrl+c"), Keys(("Control_L", "c")), "key-text key-plus"),
@@ -194,6 +221,28 @@ QWEN: list[tuple[str, Action, str]] = [
 TABLE = [("ui_tars", *row) for row in UI_TARS] + [("qwen3_vl", *row) for row in QWEN]
 
 
+UI_TARS_VERBS = {
+    "click": Click(at(1, 2)), "left_single": Click(at(1, 2)), "left_double": Click(at(1, 2), count=2),
+    "right_single": Click(at(1, 2), "right"), "hover": Move(at(1, 2)), "long_press": Click(at(1, 2), hold_seconds=1.0),
+    "scroll": Scroll(at(1, 2), dy=SCROLL_NOTCHES), "drag": Drag((at(1, 2), at(3, 4))),
+    "select": Drag((at(1, 2), at(3, 4))),
+}  # fmt: skip
+STARTS, ENDS = ("start_box", "point", "start_point"), ("end_box", "end_point")
+BOXES = ("({},{})", "<|box_start|>({},{})<|box_end|>", "<point>{} {}</point>")
+
+
+@pytest.mark.parametrize("verb", UI_TARS_VERBS)
+def test_every_spelling_of_a_place_is_read_alike_by_every_action_of_ui_tars(verb: str) -> None:
+    for start, end, box, quote, extra, close in itertools.product(
+        STARTS, ENDS, BOXES, "'\"", ("", ", speed=2", ", speed='fast'"), (")", "", ",)", ") # so")
+    ):
+        arguments = [f"{start}={quote}{box.format(1, 2)}{quote}"]
+        arguments += [f"{end}={quote}{box.format(3, 4)}{quote}"] if isinstance(UI_TARS_VERBS[verb], Drag) else []
+        arguments += ["direction='down'"] if verb == "scroll" else []
+        text = f"Action: {verb}({', '.join(arguments)}{extra}{close}"
+        assert repr(REFERENCE["ui_tars"].read(text, *SCREEN)[0]) == repr(UI_TARS_VERBS[verb]), text
+
+
 HOTKEY, CLICK_IT = "hotkey(key='shift')", "click(start_box='(1,2)')"
 SHIFT, CLICKED_AT = Keys(("Shift_L",)), Click(at(1, 2))
 WAIT_CALL = call(action="wait", time=1)
@@ -217,6 +266,8 @@ SEVERAL: list[tuple[str, str, Action, str]] = [
     ("qwen3_vl", f"I do both.\n{CLICK}\n{WAIT_CALL}", Several((CLICKED, Wait(1.0))), "several-calls"),
     ("qwen3_vl", f"{CLICK}\n{call(action='wait')}", Several((CLICKED, Wait(WAIT_SECONDS))), "several-calls time"),
     ("qwen3_vl", f"{CLICK}\n{call(action='terminate', status='success')}", CLICKED, "several-calls"),
+    ("qwen3_vl", CLICK.replace('{"name"', '{"id": 1, "name"') * 2, Several((CLICKED, CLICKED)),
+     "several-calls other-names"),
 ]  # fmt: skip
 
 
@@ -309,7 +360,10 @@ def test_the_grid_of_1000_has_its_end_in_it() -> None:
         ("qwen3_vl", call(action=["left_click"], coordinate=[1, 2]), "bad_arguments"),
         ("qwen3_vl", call(action={"type": "left_click"}, keys=["ctrl"]), "bad_arguments"),
         ("qwen3_vl", call(coordinate=[1, 2]), "bad_arguments"),
-        ("qwen3_vl", call(action="terminate", status="done"), "bad_arguments"),
+        ("ui_tars", "Action: type(content='<point>1 2</point>", "truncated"),
+        ("ui_tars", "Action: click('(1,2)')", "bad_arguments"),
+        ("ui_tars", "Action: click(start_box=(1,2))", "bad_arguments"),
+        ("qwen3_vl", CLICK.replace('"name"', '"tool"'), "bad_arguments"),
         ("qwen3_vl", "<tool_call>" + "[" * 100_000, "bad_json"),
     ],
     ids=lambda value: value[:60] if isinstance(value, str) else None,

@@ -7,6 +7,7 @@ out every call of a turn; here the first is taken, and the next is decided on a 
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Mapping
@@ -35,7 +36,8 @@ from dart.core.action import Click, Drag, Observe, Point, Single
 # A bracket or a quote beside a "+" is a key of a chord.
 _REMNANTS = re.compile(r"""^\s*(?:keys=)?\[?['"]?(?!\+)|(?<!\+)['"]?\]?\s*$""")
 _CALL, _JSON = re.compile(rf"^[ \t]*{OPEN}(?=\s*\{{)", re.MULTILINE), re.compile(r"\s*\{")
-_BARE_CALL = re.compile(r'^[ \t]*(?=\{\s*"(?:name|arguments)")', re.MULTILINE)
+_NAMES = {"name": None, "arguments": None}.keys()
+_BARE_CALL = re.compile(r'^[ \t]*(?=\{\s*")', re.MULTILINE)
 
 
 def read_leniently(
@@ -70,15 +72,18 @@ def _mentioned_tag(text: str) -> str | None:
 
 
 def _no_tag(text: str) -> str | None:
-    found = None if OPEN in text else _BARE_CALL.search(text)
-    end = _end_of_json(text, found.end()) if found else None
-    return f"{OPEN}{text[found.end() : end]}{CLOSE}" if found and end else None
+    for found in () if OPEN in text else _BARE_CALL.finditer(text):
+        call, end = _json(text, found.end())
+        if isinstance(call, dict) and call.keys() >= _NAMES:
+            return f"{OPEN}{text[found.end() : end]}{CLOSE}"
+    return None
 
 
 def _unclosed_tag(text: str) -> str | None:
     start = text.find(OPEN)
     end = _end_of_json(text, start + len(OPEN)) if start >= 0 else None
-    return text[:end] + CLOSE if end and CLOSE.startswith(text[end:].strip()) else None
+    rest = text[end:].strip() if end else CLOSE
+    return text[:end] + CLOSE if rest != CLOSE and CLOSE.startswith(rest) else None
 
 
 def _first_call(text: str) -> str | None:
@@ -89,6 +94,15 @@ def _first_call(text: str) -> str | None:
 def _trailing_text(text: str) -> str | None:
     end = _end_of_call(text)
     return text[:end] if end and text[end:].strip() else None
+
+
+def _other_names(text: str) -> str | None:
+    start = text.find(OPEN) + len(OPEN)
+    call, end = _json(text, start)
+    if not isinstance(call, dict) or not call.keys() >= _NAMES:
+        return None
+    kept = json.dumps({name: call[name] for name in _NAMES}, ensure_ascii=False)
+    return text[:start] + kept + text[end:]
 
 
 def calls_apart(text: str) -> list[str]:
@@ -110,10 +124,15 @@ def _end_of_call(text: str) -> int | None:
 
 
 def _end_of_json(text: str, position: int) -> int | None:
+    return _json(text, position)[1] or None
+
+
+def _json(text: str, position: int) -> tuple[object, int]:
+    """The JSON value at `position` or after the space there, and where it ends; None and 0 if there is none."""
     try:
-        return json_at(text, space_end(text, position))[1]
+        return json_at(text, space_end(text, position), repeated=True)
     except ParseError:
-        return None
+        return None, 0
 
 
 # ---- what the call says: arguments → arguments ----
@@ -147,8 +166,8 @@ def _coordinate(arguments: Arguments) -> list[int | float] | None:
 
 
 def _status(arguments: Arguments) -> Arguments | None:
-    missing = arguments.get("action") == "terminate" and "status" not in arguments
-    return {**arguments, "status": "success"} if missing else None
+    other = arguments.get("action") == "terminate" and arguments.get("status") not in ("success", "failure")
+    return {**arguments, "status": "success"} if other else None
 
 
 def _duration(arguments: Arguments) -> Arguments | None:
@@ -159,8 +178,9 @@ def _duration(arguments: Arguments) -> Arguments | None:
 
 
 def _time(arguments: Arguments) -> Arguments | None:
-    missing = arguments.get("action") == "wait" and "time" not in arguments
-    return {**arguments, "time": WAIT_SECONDS} if missing else None
+    time = arguments.get("time")
+    given = is_int(time) or isinstance(time, float)
+    return {**arguments, "time": WAIT_SECONDS} if arguments.get("action") == "wait" and not given else None
 
 
 def _key_text(arguments: Arguments) -> Arguments | None:
@@ -274,6 +294,12 @@ TEXT_RULES: tuple[Rule[str, str], ...] = (
         _first_call,
     ),
     Rule("trailing-text", "Text after the call is ignored.", _CLICK + " Done.", _trailing_text),
+    Rule(
+        "other-names",
+        "Names beside `name` and `arguments` are ignored, and of a name that is given twice the last counts.",
+        _CLICK.replace("{", '{"id": 1, ', 1),
+        _other_names,
+    ),
 )
 
 CALL_RULES: tuple[Rule[Arguments, Arguments | Single], ...] = (
@@ -289,14 +315,19 @@ CALL_RULES: tuple[Rule[Arguments, Arguments | Single], ...] = (
         _example('"action": "left_click", "coordinate": [10.5, 20]'),
         _fractions,
     ),
-    Rule("status", "`terminate` without a status is a success.", _example('"action": "terminate"'), _status),
+    Rule(
+        "status",
+        "`terminate` with any status but `failure`, or without one, is a success.",
+        _example('"action": "terminate"'),
+        _status,
+    ),
     Rule(
         "duration",
         "`wait` may call its time `duration`.",
         _example('"action": "wait", "duration": 2'),
         _duration,
     ),
-    Rule("time", f"`wait` without a time waits {WAIT_SECONDS:g} seconds.", _example('"action": "wait"'), _time),
+    Rule("time", f"`wait` without a number of seconds waits {WAIT_SECONDS:g}.", _example('"action": "wait"'), _time),
     Rule("key-text", "A single key need not be in a list.", _example('"action": "key", "keys": "enter"'), _key_text),
     Rule(
         "key-remnants",

@@ -113,6 +113,8 @@ def _key_plus(call: Call) -> Call | None:
 
 def _nothing_to_do(call: Call) -> Observe | None:
     """As the family's parser, which skips empty arguments and then presses, scrolls or drags nothing."""
+    if call.name == "type" and "content" not in call.arguments:
+        return Observe()
     needed = {"scroll": ("direction",), "drag": ("start_box", "end_box")}.get(call.name, ())
     if call.name in _KEY_ACTIONS:
         needed = ("key",)
@@ -282,7 +284,8 @@ CALL_RULES: tuple[Rule[Call, Call | Single], ...] = (
     ),
     Rule(
         "nothing-to-do",
-        "A key action without a key, `scroll` without a direction and `drag` without both places do nothing.",
+        "A key action without a key, `type` without content, `scroll` without a direction and `drag` without both "
+        "places do nothing.",
         "Action: hotkey(key='')",
         _nothing_to_do,
     ),

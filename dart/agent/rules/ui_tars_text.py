@@ -7,7 +7,17 @@ from collections.abc import Callable
 
 from dart.agent.parsing import ParseError, shown, without_stop_token
 from dart.agent.rules.rule import Rule
-from dart.agent.ui_tars import ACTION_LINE, ESCAPES, SIGNATURES, WRITTEN, Signatures, action_text, call_at_start
+from dart.agent.ui_tars import (
+    ACTION_LINE,
+    ALIASES,
+    ESCAPES,
+    OPENED,
+    SIGNATURES,
+    WRITTEN,
+    Signatures,
+    action_text,
+    call_at_start,
+)
 
 _NONE: frozenset[str] = frozenset()
 _EXTRA: Signatures = {
@@ -26,6 +36,13 @@ KNOWN: Signatures = {**SIGNATURES, **_EXTRA}
 _NEXT_ACTION = re.compile(rf"[ \t]*\n\s*(?:{'|'.join(KNOWN)})[ \t]*\(")
 _CONTENT = re.compile(r"""\s*(?:type|finished)\s*\(\s*content\s*=\s*(['"])""")
 _ESCAPE = re.compile(r"\\(x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|[0-7]{1,3}|.)", re.DOTALL)
+_OPEN_BOX = re.compile(r"""((?:_box|point)\s*=\s*(['"])[^'"]*(?:</point>|<\|box_end\|>))\s*\)?\s*$""")
+_PYTHON_ARGUMENT = re.compile(
+    r"""(?:([A-Za-z_]\w*)\s*=\s*)?('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*"""
+    r"(,\s*|(?=\))|$)",
+    re.ASCII | re.DOTALL | re.IGNORECASE,
+)
+"""An argument as Python has it, with a name or without, and the comma after it."""
 _PYTHON_ESCAPES = {"a": "\a", "b": "\b", "f": "\f", "r": "\r", "v": "\v"}
 
 
@@ -99,7 +116,12 @@ def _comment(body: str) -> str | None:
 
 def _missing_parenthesis(body: str) -> str | None:
     body = body.rstrip()
-    return None if body.endswith(")") else body + ")"
+    return None if body.endswith(")") or _OPEN_BOX.search(body) else body + ")"
+
+
+def _missing_quote(body: str) -> str | None:
+    found = _OPEN_BOX.search(body)
+    return f"{body[: found.end(1)]}{found[2]})" if found else None
 
 
 def _trailing_comma(body: str) -> str | None:
@@ -124,6 +146,26 @@ def _quotes(body: str) -> str | None:
         rf"\\.|{quote}", lambda one: "\\" + quote if one[0] == quote else one[0], body[opened.end() : close]
     )
     return body[: opened.end()] + content + body[close:]
+
+
+def _python_arguments(body: str) -> str | None:
+    opened = OPENED.match(body)
+    if opened is None or _CONTENT.match(body):
+        return None
+    position, arguments, mended = opened.end(), dict[str, str](), False
+    while position < len(body) and body[position] != ")":
+        found = _PYTHON_ARGUMENT.match(body, position)
+        if found is None:
+            return None
+        name, value, comma = ALIASES.get(found[1], found[1]), found[2], found[3]
+        mended |= not name or name in arguments or value[0] not in "'\""
+        if name:
+            arguments[name] = value if value[0] in "'\"" else f"'{value}'"
+        position = found.end()
+        if not comma:
+            break
+    written = ", ".join(f"{name}={value}" for name, value in arguments.items())
+    return body[: opened.end()] + written + body[position:] if mended else None
 
 
 def _first_action(body: str) -> str | None:
@@ -184,6 +226,13 @@ TEXT_RULES: tuple[Rule[str, str], ...] = (
         _in_action(_escapes),
     ),
     Rule(
+        "python-arguments",
+        "Arguments are Python's: a number needs no quotes, one without a name is ignored, and of one that is given "
+        "twice the last counts.",
+        "Action: wait(5)",
+        _in_action(_python_arguments),
+    ),
+    Rule(
         "comment",
         "A comment may follow the action.",
         "Action: wait() # until it has loaded",
@@ -194,6 +243,12 @@ TEXT_RULES: tuple[Rule[str, str], ...] = (
         "The last parenthesis may be missing.",
         "Action: click(start_box='(1,2)'",
         _in_action(_missing_parenthesis),
+    ),
+    Rule(
+        "missing-quote",
+        "The quote after a box's closing tag may be missing, with the last parenthesis or without it.",
+        "Action: click(point='<point>1 2</point>",
+        _in_action(_missing_quote),
     ),
     Rule(
         "trailing-comma",
