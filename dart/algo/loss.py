@@ -12,7 +12,7 @@ import torch
 
 from dart.algo import aggregation, checks, importance
 from dart.algo.kl import ESTIMATORS, k3
-from dart.algo.objectives import Objective, Tokens
+from dart.algo.objectives import Objective, Tokens, dual_clipped, grpo
 from dart.algo.ratio import RATIOS
 from dart.algo.steps import Steps, Totals
 
@@ -36,6 +36,8 @@ class Recipe:
     importance_cap: float
     importance_floor: float
     entropy_coefficient: float
+    dual_clip: float | None = None
+    """c of `objectives.dual_clipped`, which bounds grpo's objective; none or 0: no bound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +70,17 @@ def policy_loss(
     tokens = Tokens(new, ratio, old.detach(), behaviour, advantages, steps)
     value = recipe.objective(tokens, recipe.clip_low, recipe.clip_high)
     checks.flat(length_of=steps.index, objective=value)
+    dual_clip = recipe.dual_clip if recipe.objective is grpo else None
+    if dual_clip:
+        value = dual_clipped(value, advantages, dual_clip)
     with torch.no_grad():
         # Where PPO's clipped surrogate would have no gradient, whatever the objective: for grpo, the share of tokens
         # that are clipped; for others, only how far the policy has moved.
         clipped = torch.where(
             advantages > 0, ratio > 1 + recipe.clip_high, (ratio < 1 - recipe.clip_low) & (advantages < 0)
         )
+        if dual_clip:
+            clipped |= (ratio > dual_clip) & (advantages < 0)
         per_token = {"clip_fraction": clipped, "ratio": ratio, "kl_old": k3(old, new)}
 
     weight, cut = _importance_weight(recipe, old, behaviour, steps)

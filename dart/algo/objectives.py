@@ -46,6 +46,20 @@ def clipped_surrogate(ratio: torch.Tensor, advantages: torch.Tensor, clip_low: f
     return torch.minimum(ratio * advantages, ratio.clamp(1 - clip_low, 1 + clip_high) * advantages)
 
 
+def dual_clipped(surrogate: torch.Tensor, advantages: torch.Tensor, bound: float) -> torch.Tensor:
+    """max(surrogate, cA) where A < 0, the surrogate elsewhere, per token: dual clip (Ye et al. 2020, "Mastering Complex
+    Control in MOBA Games with Deep Reinforcement Learning", arXiv 1912.09729, equation 4, with c = 3).
+
+    The clipped surrogate min(ρA, clip(ρ)A) has no lower bound where A < 0 and ρ is large: one token, whose gradient is
+    ρA, outweighs all others. Beyond ρ = c it has the value cA, and no gradient. surrogate and advantages A: float [T];
+    bound: c > 1. Returns [T].
+    """
+    checks.flat(surrogate=surrogate, advantages=advantages)
+    if not bound > 1:
+        raise ValueError(f"dual_clip {bound} must be above 1: at a ratio of 1 every token needs its gradient")
+    return torch.where(advantages < 0, torch.maximum(surrogate, bound * advantages), surrogate)
+
+
 def clipped_importance(
     new: torch.Tensor, ratio: torch.Tensor, advantages: torch.Tensor, clip_low: float, clip_high: float
 ) -> torch.Tensor:

@@ -31,6 +31,14 @@ class Loss(Section):
         0.2, gt=0.0, le=1.0, description="The ratio is clipped below at 1 minus this; 1: no lower bound."
     )
     clip_high: float = Field(0.28, gt=0.0, description="The ratio is clipped above at 1 plus this.")
+    dual_clip: float | None = Field(
+        None,
+        ge=0.0,
+        allow_inf_nan=False,
+        description="c of dual clip, for `grpo`: where the advantage is negative, a token whose ratio is above this "
+        "has no gradient. Not set: 3 if `minibatches` is above 1, as a batch is then used more than once; else off. "
+        "0: off.",
+    )
     aggregation: Literal["step_mean", "token_mean", "constant"] = Field(
         "step_mean",
         description="The mean over a step's tokens, then over steps; or over all tokens (DAPO); or a step's sum "
@@ -72,6 +80,13 @@ class Loss(Section):
         "one minibatch a forward pass per update is saved.",
     )
 
+    @field_validator("dual_clip")
+    @classmethod
+    def _above_one(cls, bound: float | None) -> float | None:
+        if bound and bound <= 1:
+            raise ValueError("dual_clip must be above 1, or no token would have a gradient: set 3, or 0 for none")
+        return bound
+
     @field_validator("kind")
     @classmethod
     def _known(cls, kind: str) -> str:
@@ -86,6 +101,8 @@ class Loss(Section):
                 "aggregation constant needs constant_length, a number of tokens: "
                 "set it, for example to rollout.max_tokens"
             )
+        if self.dual_clip and self.kind != "grpo":
+            raise ValueError(f"dual_clip bounds the objective grpo alone: leave it out with kind {self.kind}")
         if self.importance == "masked" and not self.importance_floor < 1 < self.importance_cap:
             raise ValueError(
                 f"importance masked keeps ratios from importance_floor {self.importance_floor} to importance_cap "

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -26,6 +27,7 @@ from dart.algo.objectives import (  # noqa: E402
 from dart.algo.ratio import RATIOS, sequence_token_ratio, token_ratio  # noqa: E402
 from dart.algo.steps import Totals  # noqa: E402
 from dart.config import LOSS_KINDS, Loss  # noqa: E402
+from dart.workers.train.passes.settings import loss_recipe  # noqa: E402
 
 
 def test_policy_loss_by_hand() -> None:
@@ -195,6 +197,70 @@ def test_a_loss_is_found_in_the_folder_in_which_a_worker_is_started(
     assert find("loss_of_this_folder:loss").__name__ == "loss"
     with pytest.raises(ValueError, match="module broken_loss cannot be imported"):
         find("broken_loss:loss")
+
+
+# ---- dual clip: tokens that an update has made likelier although their advantage is negative ----
+
+
+@pytest.mark.parametrize("ratio", ["token", "sequence"])
+def test_dual_clip_bounds_what_a_token_of_negative_advantage_weighs(ratio: str) -> None:
+    """new − old = 20: without, the value is e^20 · A, and so is the gradient; with c = 3 they are 3 A and exactly 0."""
+
+    def of(advantage: float, apart: float, **choices: Any) -> tuple[float, float]:
+        new = torch.tensor([-21.0 + apart], dtype=torch.float64, requires_grad=True)
+        old = torch.tensor([-21.0], dtype=torch.float64)
+        advantages = torch.tensor([advantage], dtype=torch.float64)
+        changes = {"new": new, "old": old, "behaviour": old, "advantages": advantages, "steps": steps(1),
+                   "totals": Totals(1, 1, 1)}  # fmt: skip
+        terms = policy_loss(**arguments(changes, ratio=ratio, **choices))
+        return float(terms.loss.detach()), float(gradient(terms.loss, new))
+
+    assert of(-0.5, 20.0) == pytest.approx((0.5 * math.exp(20), 0.5 * math.exp(20)))
+    assert of(-0.5, 20.0, dual_clip=3.0) == (1.5, 0.0)
+    assert of(-0.5, math.log(3.01), dual_clip=3.0) == (1.5, 0.0)
+    for advantage, apart in (
+        (0.5, 20.0),
+        (0.5, -20.0),
+        (0.0, 20.0),
+        (-0.5, math.log(2.99)),
+        (-0.5, -20.0),
+        (-0.5, 0.0),
+    ):
+        assert of(advantage, apart, dual_clip=3.0) == of(advantage, apart, dual_clip=0.0) == of(advantage, apart)
+    assert of(-0.5, math.log(2.99), dual_clip=3.0) == pytest.approx((0.5 * 2.99, 0.5 * 2.99))
+
+
+def test_tokens_beyond_the_dual_clip_count_as_clipped() -> None:
+    """Of three tokens the first has ratio 1.5, above 1.28; ratio 5 of the last is beyond 3."""
+    changes = {"new": logs(0.3, 0.2, 0.5), "old": logs(0.2, 0.2, 0.1)}
+    shares = [policy_loss(**arguments(changes, dual_clip=c)).metrics["clip_fraction"] for c in (0.0, 3.0)]
+    assert [float(share) for share in shares] == pytest.approx([1 / 3, 2 / 3])
+
+
+@pytest.mark.parametrize("kind", ["cispo", "likelihood"])
+def test_dual_clip_bounds_grpo_alone(kind: str) -> None:
+    changes = {"new": logs(0.9, 0.9, 0.9), "old": logs(0.1, 0.1, 0.1), "advantages": torch.tensor([-1.0, -1.0, -1.0])}
+    given = arguments(changes, kind=kind)
+    bounded = given | {"recipe": dataclasses.replace(given["recipe"], dual_clip=3.0)}
+    assert torch.equal(policy_loss(**given).loss, policy_loss(**bounded).loss)
+    with pytest.raises(ValidationError, match="dual_clip bounds the objective grpo alone: leave it out with kind"):
+        Loss(kind=kind, dual_clip=3.0)
+
+
+@pytest.mark.parametrize(
+    ("written", "minibatches", "bound"),
+    [(None, 1, None), (None, 2, 3.0), (None, 8, 3.0), (0.0, 8, 0.0), (5.0, 1, 5.0), (5.0, 8, 5.0)],
+)
+def test_dual_clip_is_on_where_a_batch_is_used_more_than_once(
+    written: float | None, minibatches: int, bound: float | None
+) -> None:
+    assert loss_recipe(Loss(dual_clip=written), minibatches).dual_clip == bound
+
+
+@pytest.mark.parametrize("bound", [-1.0, 0.5, 1.0, math.inf, math.nan])
+def test_a_dual_clip_that_would_leave_no_gradient_is_refused(bound: float) -> None:
+    with pytest.raises(ValidationError, match="dual_clip"):
+        Loss(dual_clip=bound)
 
 
 # ---- log-ratios that mean nothing any more ----

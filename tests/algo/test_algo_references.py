@@ -149,7 +149,12 @@ def same(case: dict[str, Any], actual: dict[str, Any], expected: dict[str, Any])
 AGGREGATIONS = {
     "step_mean": "seq-mean-token-mean", "token_mean": "token-mean", "constant": "seq-mean-token-sum-norm"
 }  # fmt: skip
-VERL = {"vanilla": {"kind": "grpo"}, "gspo": {"kind": "grpo", "ratio": "sequence"}, "cispo": {"kind": "cispo"}}
+VERL = {
+    "vanilla": {"kind": "grpo"},
+    "dual": {"kind": "grpo", "dual_clip": 3.0},
+    "gspo": {"kind": "grpo", "ratio": "sequence"},
+    "cispo": {"kind": "cispo"},
+}
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
@@ -161,7 +166,7 @@ def test_losses_are_those_of_verl(cases: Any, theirs: str, aggregation: str) -> 
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
-@pytest.mark.parametrize("theirs", ["vanilla", "cispo"])
+@pytest.mark.parametrize("theirs", ["vanilla", "dual", "cispo"])
 def test_losses_at_extremes_are_those_of_verl(extremes: Any, theirs: str, aggregation: str) -> None:
     """Its GSPO cuts the mean log-ratio at 10 and from above alone, so that it cannot be compared here."""
     for case, results in extremes:

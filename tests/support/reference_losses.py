@@ -72,22 +72,24 @@ def verl_results(case: dict[str, Any]) -> dict[str, Any]:
         weights, _ = rollout_corr_helper.compute_rollout_correction_weights(log_ratio, mask, level, threshold)
         results[f"weight {name}"] = weights
 
-    def config(aggregation: str) -> Any:
+    def config(aggregation: str, bound: float) -> Any:
         return ActorConfig(
             strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1, clip_ratio_low=case["clip_low"],
-            clip_ratio_high=case["clip_high"], clip_ratio_c=1e9, loss_agg_mode=aggregation,
+            clip_ratio_high=case["clip_high"], clip_ratio_c=bound, loss_agg_mode=aggregation,
             global_batch_info={"loss_scale_factor": case["length"]},
         )  # fmt: skip
 
-    for kind in ("vanilla", "gspo", "cispo"):
+    for kind, name, bound in (
+        ("vanilla", "vanilla", 1e9), ("vanilla", "dual", 3.0), ("gspo", "gspo", 1e9), ("cispo", "cispo", 1e9)
+    ):  # fmt: skip
         for aggregation in ("seq-mean-token-mean", "token-mean", "seq-mean-token-sum-norm"):
             new = case["new"].clone().requires_grad_()
             loss, _ = core_algos.get_policy_loss_fn(kind)(
                 old_log_prob=old, log_prob=new, advantages=case["advantages"], response_mask=mask,
-                loss_agg_mode=aggregation, config=config(aggregation),
+                loss_agg_mode=aggregation, config=config(aggregation, bound),
                 rollout_is_weights=results["weight truncated token"],
             )  # fmt: skip
-            results[f"{kind} {aggregation}"] = with_gradient(loss, new)
+            results[f"{name} {aggregation}"] = with_gradient(loss, new)
     for kind in ("k1", "k2", "k3"):
         new = case["new"].clone().requires_grad_()
         estimate = core_algos.kl_penalty(new, reference, kind)

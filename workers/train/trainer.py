@@ -62,7 +62,7 @@ class Trainer:
         """Load everything. Raises UserError for an unknown loss, or a folder that holds no checkpoint."""
         self.config = config
         settings = config.trainer
-        self.recipe = loss_recipe(settings.loss)
+        self.recipe = loss_recipe(settings.loss, settings.minibatches)
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
         self.state = collectives.init()

@@ -12,14 +12,23 @@ from dart.config import Loss
 from dart.config import Trainer as Settings
 from dart.errors import UserError
 
+DUAL_CLIP = 3.0  # its paper's c, and verl's default
 
-def loss_recipe(loss: Loss) -> Recipe:
-    """The loss that the configuration describes. Raises UserError if it names a function that does not exist."""
+
+def loss_recipe(loss: Loss, minibatches: int = 1) -> Recipe:
+    """The loss that the configuration describes. Raises UserError if it names a function that does not exist.
+
+    From the second minibatch on the policy is no longer the one that the ratio is taken against, so `dual_clip` is on
+    by default.
+    """
     try:
         objective = objectives.find(loss.kind)
     except ValueError as error:
         raise UserError(f"trainer.loss.kind: {error}") from error
-    return Recipe(objective=objective, **loss.model_dump(exclude={"kind", "entropy_quantile"}))
+    terms = loss.model_dump(exclude={"kind", "entropy_quantile"})
+    if loss.dual_clip is None and minibatches > 1:
+        terms["dual_clip"] = DUAL_CLIP
+    return Recipe(objective=objective, **terms)
 
 
 def make_optimizer(parameters: Sequence[torch.nn.Parameter], settings: Settings) -> torch.optim.AdamW:
