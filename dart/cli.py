@@ -21,6 +21,7 @@ from dart.cli_options import (
     run_options,
     take,
 )
+from dart.core.loopback import without_proxy
 from dart.errors import USER_ERROR, UserError
 from dart.launch.command import launch
 
@@ -53,6 +54,7 @@ def main() -> None:
 
     Try `make demo`, or: dart train configs/ladder_demo.yaml
     """
+    without_proxy(os.environ)
 
 
 @main.command()

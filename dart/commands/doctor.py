@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from dart.errors import USER_ERROR, UserError
 from dart.job import Job, Train
 from dart.processes import fits
 from dart.processes.gpus import LEAST_DRIVER, gpus_here, old_driver, place
+from dart.processes.settings import of_launchers
 from dart.trackers.base import KINDS, installed
 from dart.wire.channel import listen
 from dart.worlds.missing import problem
@@ -47,7 +49,7 @@ def doctor(config_path: Path | None, overrides: Sequence[str] = ()) -> None:
     for note in fits.notes(config, Train()) if config else ():
         click.echo(f"needs    {note}")
     of_config = (*warnings(config), *fits.warnings(config, Train())) if config else ()
-    for warning in (*_driver_warnings(), *of_config):
+    for warning in (*_driver_warnings(), *_launcher_warnings(), *of_config):
         click.echo(f"warning  {warning}")
     click.echo("nothing is missing" if not bad else f"{bad} to fix")
     sys.exit(USER_ERROR if bad else 0)
@@ -126,6 +128,15 @@ def _driver_warnings() -> list[str]:
     return [
         f"driver: this machine's NVIDIA driver is {version}, and torch and vLLM are built for CUDA 13, which needs "
         f"{LEAST_DRIVER} or newer: install a newer driver, or, on a data-center GPU, NVIDIA's cuda-compat package"
+    ]
+
+
+def _launcher_warnings() -> list[str]:
+    if not (names := of_launchers(os.environ)):
+        return []
+    return [
+        f"environment: {_some(names)} tells a process its place among those of another launcher: `dart train` does not "
+        "pass it on, and `dart worker --role train` is what it says"
     ]
 
 

@@ -88,6 +88,8 @@ process() {
             "" | *,*) ;;
             *) LOCAL_RANK=0 ;; # Slurm shows it no GPU but its own
             esac
+        else
+            unset RANK WORLD_SIZE LOCAL_RANK # of whatever the job was submitted from
         fi
         MASTER_ADDR=$(scontrol show hostnames "$SLURM_STEP_NODELIST" | head -n 1)
         export MASTER_ADDR MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000)) # below the ports that systems give out

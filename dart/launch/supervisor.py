@@ -28,6 +28,7 @@ from dart.config.run import TokenRole
 from dart.errors import UserError
 from dart.launch.restarts import End
 from dart.processes.secrets import AUTHORITY, token_file
+from dart.processes.settings import own_environment
 from dart.rundir import RunDirectory
 
 FILES = "@files"
@@ -181,7 +182,7 @@ def _started(order: Order, folder: Path) -> subprocess.Popen[str]:
         errors="replace",
         start_new_session=True,
         cwd=order.folder if Path(order.folder).is_dir() else None,
-        env={**os.environ, "PYTHONUNBUFFERED": "1", **order.environment},
+        env=own_environment({"PYTHONUNBUFFERED": "1", **order.environment}),
     )
 
 

@@ -31,6 +31,7 @@ from dart.errors import NOT_READY, USER_ERROR, ProcessLost, UserError, ungrouped
 from dart.job import Job, Train
 from dart.processes.gpus import gpus_here, place
 from dart.processes.logs import bound, last_line
+from dart.processes.settings import own_environment
 from dart.wire.channel import TOKEN_ENVIRONMENT, read_token
 
 T = TypeVar("T")
@@ -220,7 +221,7 @@ class Launcher:
                 stderr=asyncio.subprocess.STDOUT,
                 start_new_session=True,
                 pass_fds=child.descriptors,
-                env={**os.environ, **child.environment},
+                env=own_environment(child.environment),
             )
         self._processes[child.name] = process
         return process

@@ -1,4 +1,4 @@
-"""Settings of a process: its garbage, the signals that end it, and that it ends with its parent."""
+"""Settings of a process: its garbage, the signals that end it, that it ends with its parent, and its environment."""
 
 from __future__ import annotations
 
@@ -8,10 +8,32 @@ import gc
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 ENDING_SECONDS = 20.0
 """A process whose parent is gone ends itself after this long, whatever it is doing, unless it was told another time."""
+
+OF_LAUNCHERS = frozenset({
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK",
+    "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE", "FORK_LAUNCHED",
+})  # fmt: skip
+OF_LAUNCHERS_PREFIXES = (
+    "TORCHELASTIC_", "PET_", "ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_", "DEEPSPEED_", "MEGATRON_LM_", "PMI_",
+    "PMIX_", "OMPI_COMM_WORLD_", "MV2_COMM_WORLD_", "VLLM_DP_",
+)  # fmt: skip
+"""With these, torchrun, Accelerate, MPI and vLLM tell the processes that they start who they are. A process that is
+told so by mistake waits for others that never come, or sends its weights from another machine."""
+
+
+def of_launchers(environment: Mapping[str, str]) -> list[str]:
+    """The variables by which another launcher tells a process its place among others."""
+    return [name for name in environment if name in OF_LAUNCHERS or name.startswith(OF_LAUNCHERS_PREFIXES)]
+
+
+def own_environment(more: Mapping[str, str]) -> dict[str, str]:
+    """For a process that dart starts: this one's variables without those of other launchers, and `more`."""
+    left_out = {*of_launchers(os.environ)}
+    return {name: value for name, value in os.environ.items() if name not in left_out} | dict(more)
 
 
 def collect_seldom() -> None:

@@ -42,6 +42,9 @@ OPTIONS: Sequence[tuple[str, int]] = (
 )
 
 TOKEN_ENVIRONMENT = "DART_TOKEN"
+PROXY_ENVIRONMENT = "grpc_proxy"
+"""A proxy for a coordinator on another machine. Those that are meant for the web (http_proxy and the like) are not
+used: a proxy for web pages seldom lets a stream of gRPC live, and a coordinator is rarely behind one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +76,10 @@ class Dial:
         return f"Dial({self.address!r})"
 
     def channel(self) -> grpc.aio.Channel:
+        proxied = bool(os.environ.get(PROXY_ENVIRONMENT)) and not is_loopback(self.address.rpartition(":")[0])
+        options = (*OPTIONS, ("grpc.enable_http_proxy", int(proxied)))
         if self.tls_ca is None:
-            return grpc.aio.insecure_channel(self.address, options=OPTIONS)
+            return grpc.aio.insecure_channel(self.address, options=options)
         pair = {}
         if self.tls_certificate and self.tls_key:  # __post_init__ refuses one without the other
             pair = {
@@ -82,7 +87,7 @@ class Dial:
                 "certificate_chain": read_file(self.tls_certificate, "--tls-certificate"),
             }
         credentials = grpc.ssl_channel_credentials(_authority(self.tls_ca), **pair)
-        return grpc.aio.secure_channel(self.address, credentials, options=OPTIONS)
+        return grpc.aio.secure_channel(self.address, credentials, options=options)
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:

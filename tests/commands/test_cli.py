@@ -186,6 +186,12 @@ def test_doctor_wants_more_shared_memory_for_engines_of_several_processes(
     assert (why is None) == (told is None) and (told or "") in (why or "")
 
 
+def test_doctor_names_the_variables_of_another_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    (said,) = [line for line in CliRunner().invoke(main, ["doctor"]).output.splitlines() if "WORLD_SIZE" in line]
+    assert said.startswith("warning  environment: WORLD_SIZE tells") and "`dart train` does not pass it on" in said
+
+
 def test_doctor_finds_a_missing_browser(tmp_path: Path) -> None:
     config = tmp_path / "c.yaml"
     config.write_text(

@@ -1,5 +1,6 @@
 """Which signals end a process in order, when a run is resumed whose processes have failed, and what a worker reads."""
 
+import ast
 import asyncio
 import gc
 import os
@@ -18,7 +19,7 @@ from dart import manifest
 from dart.cli import main
 from dart.commands import train
 from dart.commands.running import JobRun
-from dart.commands.worker import _dial_of_run
+from dart.commands.worker import _dial_of_run, _load
 from dart.config import load
 from dart.errors import NOT_READY, ProcessLost, UserError
 from dart.job import Train
@@ -214,6 +215,31 @@ async def test_one_that_is_never_ready_ends_the_run_however_long_each_try_takes(
     never = f"print('the engine was not ready'); raise SystemExit({NOT_READY})"
     with pytest.raises(UserError, match=r"rollout-0 ended 4 times in a row; .*: the engine was not ready"):
         await Launcher([Child("rollout-0", [sys.executable, "-c", never])], tmp_path / "logs").run()
+
+
+OF_ANOTHER_LAUNCHER = {
+    "RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "node17.cluster",
+    "MASTER_PORT": "29500", "GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "x", "PET_NNODES": "2",
+    "OMPI_COMM_WORLD_SIZE": "4", "ACCELERATE_USE_FSDP": "true", "VLLM_DP_SIZE": "2",
+}  # fmt: skip
+KEPT = {"OMP_NUM_THREADS": "3", "VLLM_ATTENTION_BACKEND": "x", "DART_TRANSFER_HOST": "here", "SLURM_JOB_ID": "7"}
+
+
+async def test_no_process_is_told_its_place_by_the_variables_of_another_launcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (OF_ANOTHER_LAUNCHER | KEPT).items():
+        monkeypatch.setenv(name, value)
+    names = [*OF_ANOTHER_LAUNCHER, *KEPT]
+    program = f"import os; print({{name: os.environ[name] for name in {names} if name in os.environ}})"
+    await Launcher([Child("train", [sys.executable, "-c", program], {"LOCAL_RANK": "1"})], tmp_path).run()
+    assert ast.literal_eval((tmp_path / "train.log").read_text()) == KEPT | {"LOCAL_RANK": "1"}
+
+
+def test_a_rank_that_is_no_number_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "first")
+    with pytest.raises(UserError, match="RANK is 'first', and must be a number: unset it"):
+        _load("train")
 
 
 def test_ranks_end_by_themselves_before_their_launcher_is_killed() -> None:

@@ -63,8 +63,7 @@ class TrainRole(WorkerRole):
     capabilities = (RESCORE, IMAGES_ONCE, IMAGES_APART, SHARED_BLOBS, ABORTS_TRANSFERS)
 
     def __init__(self) -> None:
-        self.rank = int(os.environ.get("RANK", "0"))
-        self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
+        self.rank, self.world_size = _told("RANK", "0"), _told("WORLD_SIZE", "1")
         self._trainer: Trainer | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._snapshots = Snapshots()
@@ -262,6 +261,14 @@ def _give_up_closing(seconds: float) -> None:
         flush=True,
     )
     os._exit(1)
+
+
+def _told(name: str, otherwise: str) -> int:
+    """A number that the launcher of ranks tells this one. Raises UserError."""
+    value = os.environ.get(name) or otherwise
+    if not value.isdecimal():
+        raise UserError(f"{name} is {value!r}, and must be a number: unset it, or start the ranks with a launcher")
+    return int(value)
 
 
 def transfer_host() -> str:

@@ -21,6 +21,7 @@ from dart.agent.chat import ChatMessage, chat_messages
 from dart.agent.episode import ContextFull
 from dart.coordinator.fleet.replicas import RolloutPool
 from dart.coordinator.fleet.sessions import InfrastructureError
+from dart.core.loopback import is_loopback
 from dart.core.types import Generation, Prompt
 from dart.errors import UserError
 from dart.job import Address
@@ -81,7 +82,14 @@ def probe(address: Address) -> None:
     import httpx
 
     try:
-        answer = httpx.get(f"{address.url}/models", headers=address.headers, timeout=PROBE_SECONDS)
+        answer = httpx.get(
+            f"{address.url}/models", headers=address.headers, timeout=PROBE_SECONDS, trust_env=_may_use_proxy(address)
+        )
+    except (ImportError, ValueError) as error:  # of httpx, for a kind of proxy that it does not speak
+        raise UserError(
+            f"--endpoint {address.url} cannot be asked through the proxy that the environment names ({error}): correct "
+            "http_proxy, https_proxy or all_proxy, or name the host in no_proxy"
+        ) from None
     except (httpx.RequestError, httpx.InvalidURL) as error:
         raise UserError(
             f"--endpoint {address.url} does not answer ({error}): start its server, or correct the URL, which is "
@@ -100,6 +108,11 @@ def probe(address: Address) -> None:
         )
     if address.model not in served:
         raise UserError(f"--endpoint-model {address.model} is not served there: use {', '.join(served[:10])}")
+
+
+def _may_use_proxy(address: Address) -> bool:
+    """Whether the environment's proxies are for this endpoint. One on this machine is asked directly."""
+    return not is_loopback(urlsplit(address.url).hostname or "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +154,10 @@ class Endpoint:
         import httpx
 
         self._client = httpx.AsyncClient(
-            headers=self._address.headers, timeout=ANSWER_SECONDS, limits=httpx.Limits(max_connections=None)
+            headers=self._address.headers,
+            timeout=ANSWER_SECONDS,
+            limits=httpx.Limits(max_connections=None),
+            trust_env=_may_use_proxy(self._address),
         )
         return self
 

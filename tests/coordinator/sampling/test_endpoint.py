@@ -150,6 +150,23 @@ async def test_the_endpoint_writes_turn_after_turn(chat: Address) -> None:
     assert last["messages"][3]["content"] == "Action: wait()"
 
 
+async def test_an_endpoint_on_this_machine_is_asked_without_a_proxy(
+    chat: Address, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    Chat.answers[:] = ["done"]
+    probe(chat)
+    async with Endpoint(chat, 0.0, 16) as endpoint:
+        assert (await endpoint.write([])).text == "done"
+
+
+def test_a_proxy_that_cannot_be_used_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("https_proxy", "smoke://127.0.0.1:9")
+    with pytest.raises(UserError, match=r"through the proxy that the environment names .*correct http_proxy"):
+        probe(Address("https://teacher.example/v1", "teacher", "", ""))
+
+
 async def test_an_endpoint_that_stays_busy_fails_the_attempt_and_one_that_refuses_ends_the_run(chat: Address) -> None:
     Chat.answers = [500] * 5
     async with Endpoint(chat, 1.0, 40) as endpoint:

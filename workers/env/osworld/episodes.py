@@ -51,7 +51,7 @@ class Shared:
 
     @classmethod
     def make(cls, options: OSWorldOptions, screen: tuple[int, int]) -> Shared:
-        """Raises UserError for a folder without tasks."""
+        """Raises UserError for a folder without tasks, and a proxy that cannot be used."""
         tasks, state = Tasks(options.tasks_folder), options.state_folder.expanduser()
         # No proxies from the environment: machines are on a network of one's own. No limit: each has its own requests.
         client = httpx.AsyncClient(trust_env=False, limits=httpx.Limits(max_connections=None))
@@ -61,7 +61,13 @@ class Shared:
             else Emulators(options.emulator, options.state_folder, client)
         )
         evaluators = Evaluators(options.evaluators, options.evaluator_processes, options.evaluator_seconds)
-        outside = httpx.AsyncClient(follow_redirects=True)
+        try:
+            outside = httpx.AsyncClient(follow_redirects=True)
+        except (ImportError, ValueError) as error:
+            raise UserError(
+                f"downloads cannot use the proxy that the environment names ({error}): correct http_proxy, https_proxy "
+                "or all_proxy"
+            ) from None
         return cls(options, screen, tasks, client, Downloads(state / "downloads", outside), pool, evaluators)
 
     async def start(self) -> None:

@@ -133,7 +133,9 @@ class Watch:
             raise MachineLost(_told(self.away))
 
     def _to_machine(self, session: object, request: Any, options: dict[str, object], path: str, server: bool) -> Any:
-        """Requests that only read are tried again; none that runs a program is."""
+        """Requests that only read are tried again; none that runs a program is. No proxies: machines are on a network
+        of one's own."""
+        options["proxies"] = {}
         if self.lost:
             raise MachineLost(self.lost)
         reads = request.method == "GET" or path in READS
