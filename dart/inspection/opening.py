@@ -243,15 +243,16 @@ class RunFiles:
             except sqlite3.OperationalError:
                 if self._mode != LIVE:
                     raise
-        # SQLite would wait for a FIFO, and follow a link. Or the index of the write-ahead log cannot be made in a folder that is read-only.
+        # SQLite would wait for a FIFO, and follow a link. Or the index of the write-ahead log cannot be made, in a
+        # folder that is read-only.
         connection = self._connected(f"{uri}?{AS_IT_IS}")
         self._mode = AS_IT_IS
         self._then = self._now()
         log = self.directory.write_ahead_log
         if os.path.lexists(log) and (not is_regular(log) or log.stat().st_size):
             self.notes.append(
-                f"{file.parent} cannot be written to, or has no regular file in place of one of SQLite's, so {log.name} was "
-                "not read: the newest trajectories are missing; copy the directory to see them."
+                f"{file.parent} cannot be written to, or one of SQLite's files in it is no regular file, so {log.name} "
+                "was not read: the newest trajectories are missing; copy the directory to see them."
             )
         return connection
 
@@ -357,8 +358,8 @@ def _check_place(directory: RunDirectory) -> None:
         raise UserError(f"{directory.database} is no regular file: name the directory of a run")
     if (place.database or place.blobs) and not directory.is_own:
         raise UserError(
-            f"{directory.place_file} is another user's, and names {place.database or place.blobs}, which would be asked "
-            "with your keys: copy the directory, if you trust it"
+            f"{directory.place_file} is another user's, and names {place.database or place.blobs}, which would be "
+            "asked with your keys: copy the directory, if you trust it"
         )
 
 
