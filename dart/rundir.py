@@ -13,6 +13,7 @@ What always holds: a directory is made once and never reused for another run; on
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from contextlib import AbstractContextManager, suppress
@@ -25,11 +26,14 @@ from dart.store.database import Database, sqlite_url
 from dart.store.elsewhere.place import Place
 from dart.store.lock import LEASE_SECONDS, Hold, held, is_held
 from dart.store.records import RunRecord, RunState
+from dart.store.regular import read_regular
 from dart.store.schema import OlderSchema
 
 _DATABASE = "run.db"
 _PLACE = "place.json"
 _MOST_OF_ONE_NAME = 1000
+_MOST_OF_ADDRESS = 1000
+"""Bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +117,7 @@ class RunDirectory:
 
     def told_address(self) -> str:
         """Raises OSError if no coordinator has told one."""
-        return self.address.read_text(encoding="ascii").strip()
+        return read_regular(self.path, self.address.name, _MOST_OF_ADDRESS).decode("ascii", "replace").strip()
 
     def tell_address(self, address: str) -> None:
         """Whole or not at all: workers on other machines look for it."""
@@ -215,21 +219,49 @@ class RunDirectory:
     def began(self) -> tuple[float, str]:
         """To order runs by: when its config was written, once, and its name. Other files change while it runs."""
         for file in (self.config, self.path):
-            with suppress(FileNotFoundError):
-                return file.stat().st_mtime, self.name
+            with suppress(OSError):
+                return file.lstat().st_mtime, self.name
         return 0.0, self.name
 
     @property
     def is_run(self) -> bool:
         """Some run has begun here. Raises UserError for a directory that cannot be looked into."""
         try:
-            return self.database.is_file() or bool(self.place.database)
-        except UserError:
-            return True  # damaged, as whoever opens it is told
+            self.database.lstat()  # whatever it is: whoever opens it is told
+            return True
+        except (FileNotFoundError, NotADirectoryError):
+            return self._is_elsewhere
         except OSError as error:
             raise UserError(
                 f"{self.path} cannot be read ({error.strerror}): name a run directory that you may read"
             ) from None
+
+    @property
+    def _is_elsewhere(self) -> bool:
+        try:
+            return bool(self.place.database)
+        except UserError:
+            return True  # damaged, as whoever opens it is told
+
+    @property
+    def is_own(self) -> bool:
+        """This user made it: the directory, and what says where the run's parts and its coordinator are."""
+        return all(map(_is_mine, (self.path, self.place_file, self.database, *self.beside_database)))
+
+    def read_trusted(self, file: Path, most: int) -> bytes:
+        """A token or certificate that the run's config names. A config is no order to whoever looks at the run: the
+        file is read where it and the run are this user's (or it is root's, as mounted secrets are), and from
+        RUN/secrets where all of that has one owner. Raises OSError."""
+        root, named = self.path.resolve(), Path(os.path.abspath(file))  # noqa: PTH100 - links are not followed
+        if self.is_own:
+            there = named.resolve()
+            if there.stat().st_uid in (os.geteuid(), 0):
+                return read_regular(there.parent, there.name, most)
+        elif named.parent in (self.secrets.absolute(), root / self.secrets.name):
+            name = f"{self.secrets.name}/{named.name}"
+            if len({(root / part).lstat().st_uid for part in (name, self.secrets.name, "")}) == 1:
+                return read_regular(root, name, most)
+        raise OSError(errno.EPERM, "it is not this user's, as the run is, and not in RUN/secrets", str(file))
 
     def settle(self, config: Config) -> None:
         """Keep everything where the config says, from now on. Raises UserError for a run that has begun with its
@@ -284,6 +316,11 @@ class RunDirectory:
         """SQLite's."""
         return self.path / f"{_DATABASE}-wal"
 
+    @property
+    def beside_database(self) -> tuple[Path, ...]:
+        """The files that SQLite opens with the database, if they are there."""
+        return self.write_ahead_log, *(self.path / f"{_DATABASE}-{part}" for part in ("shm", "journal"))
+
     def lock(self, lease: float = LEASE_SECONDS) -> AbstractContextManager[Hold]:
         """Work on the run alone; `lease` as of `Hold.take`. Raises UserError, on entering, if another process does."""
         return held(self.lock_file, lease)
@@ -321,6 +358,15 @@ class Guard:
                 "new run"
             )
         return self._hold.renew()
+
+
+def _is_mine(file: Path) -> bool:
+    try:
+        return file.lstat().st_uid == os.geteuid()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
 
 
 def _identity(file: Path) -> tuple[int, int] | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -25,10 +26,15 @@ from dart.store.reader import select_last_sequence, select_newest
 from dart.store.records import Event, RunKind, RunRecord, RunState, event_from_row
 from dart.v1 import control_pb2 as cpb
 from dart.v1 import control_pb2_grpc
-from dart.wire.channel import TOKEN_ENVIRONMENT, Dial, read_token
+from dart.wire.channel import TOKEN_ENVIRONMENT, Dial, token_in
 from dart.wire.status import status_from_proto
 
-TIMEOUT_SECONDS = 5.0
+TIMEOUT_SECONDS, STRANGER_SECONDS = 5.0, 1.0
+"""For an answer of a coordinator: of this user's run, and of another user's."""
+MOST_CREDENTIAL = 64 << 10
+"""Bytes of a token's or a certificate's file."""
+_ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[\w.-]+):\d{1,5}")
+"""gRPC would take other forms, too, such as unix:PATH."""
 MOST_FAILURES = 3
 MOST_EVENTS = 1000
 """Stall events that are searched, newest first, for stalls that were not over."""
@@ -37,21 +43,18 @@ MOST_EVENTS = 1000
 # ---- a live run ----
 
 
-async def ask(address: str, tls_ca: Path | None = None, token: str | None = None) -> cpb.GetStatusResponse | None:
-    """A coordinator's status, or None when it does not answer. Raises UserError when it refuses the token.
-
-    Without a `token`, that of DART_TOKEN is sent.
-    """
-    dial = Dial(address, token or os.environ.get(TOKEN_ENVIRONMENT), tls_ca)
+async def ask(dial: Dial, seconds: float = TIMEOUT_SECONDS) -> cpb.GetStatusResponse | None:
+    """A coordinator's status, or None when it does not answer. Raises UserError when it refuses the token."""
     async with dial.channel() as channel:
         try:
             answer: cpb.GetStatusResponse = await control_pb2_grpc.ControlServiceStub(channel).GetStatus(
-                cpb.GetStatusRequest(), timeout=TIMEOUT_SECONDS, metadata=dial.metadata
+                cpb.GetStatusRequest(), timeout=seconds, metadata=dial.metadata
             )
         except grpc.aio.AioRpcError as error:
             if error.code() == grpc.StatusCode.UNAUTHENTICATED:
                 raise UserError(
-                    f"coordinator {address} refused the token: set DART_TOKEN to the control token"
+                    f"coordinator {dial.address} refused the token: set DART_TOKEN to the control token"
+                    + ("" if dial.token else ", and name the coordinator with --address if its run is another user's")
                 ) from None
             return None
         return answer
@@ -67,35 +70,58 @@ def no_answer(address: str) -> str:
     return f"its coordinator at {address} does not answer"
 
 
-def own_certificate(record: RunRecord) -> Path | None:
-    """The certificate that the run's coordinator shows, which is enough to trust it on its own machine."""
-    certificate = record.config.get("server", {}).get("tls_certificate")
-    return Path(certificate) if certificate else None
+async def ask_run(
+    directory: RunDirectory, record: RunRecord, tls_ca: Path | None = None
+) -> cpb.GetStatusResponse | None:
+    """`ask` for a running run's coordinator."""
+    return await ask(reach(directory, record, tls_ca), TIMEOUT_SECONDS if directory.is_own else STRANGER_SECONDS)
 
 
-def own_token(record: RunRecord) -> str | None:
-    """The run's control token, if it is kept in a file that this user may read here."""
-    source = record.config.get("server", {}).get("tokens", {}).get("control", "")
-    if not source.startswith("file:"):
+def reach(directory: RunDirectory, record: RunRecord, tls_ca: Path | None = None) -> Dial:
+    """How to reach the run's coordinator. Raises UserError where its address or its certificate cannot be used.
+
+    The run's database names the address, so what it is told depends on whose run it is: DART_TOKEN goes only to a run
+    of this user's, and files are read as `RunDirectory.read_trusted` says. Without `tls_ca`, the coordinator's own
+    certificate is trusted.
+    """
+    address = str(record.control_address)
+    if not _ADDRESS.fullmatch(address):
+        raise UserError(f"run {record.id}: its coordinator's address is {address[:100]!r}, and not HOST:PORT")
+    server = record.config.get("server", {})
+    authority: Path | bytes | None = tls_ca
+    if tls_ca is None and (certificate := server.get("tls_certificate")):
+        try:
+            authority = directory.read_trusted(Path(certificate), MOST_CREDENTIAL)
+        except OSError as error:
+            raise UserError(
+                f"server.tls_certificate of run {record.id}: {certificate} is not read ({error.strerror}): name the "
+                "coordinator's certificate with --tls-ca, and its address with --address"
+            ) from None
+    token = _own_token(directory, server.get("tokens", {}).get("control", ""))
+    if token is None and directory.is_own:
+        token = os.environ.get(TOKEN_ENVIRONMENT)
+    return Dial(address, token, authority)
+
+
+def _own_token(directory: RunDirectory, source: str) -> str | None:
+    """The run's control token, if it is kept in a file that may be used here."""
+    kind, _, name = source.partition(":")
+    if kind != "file":
         return None
     try:
-        return read_token(source, "server.tokens.control")
-    except UserError:
+        return token_in(directory.read_trusted(Path(name), MOST_CREDENTIAL), source, "server.tokens.control")
+    except (OSError, ValueError, UserError):
         return None
 
 
 async def dial_of(files: RunFiles, tls_ca: Path | None = None) -> Dial:
-    """How to reach the run's coordinator, with the run's own token or DART_TOKEN's. Raises UserError if it has ended.
-
-    Without `tls_ca`, the coordinator's own certificate is trusted.
-    """
+    """`reach`, for a run that must be running. Raises UserError if it has ended."""
     record = await files.record()
     if (state := files.directory.state(record)) != RunState.RUNNING:
         raise UserError(f"run {record.id} is {state}: only one that is running can be controlled")
     if not record.control_address:
         raise UserError(f"run {record.id} is still starting: try again in a moment")
-    token = own_token(record) or os.environ.get(TOKEN_ENVIRONMENT)
-    return Dial(record.control_address, token, tls_ca or own_certificate(record))
+    return reach(files.directory, record, tls_ca)
 
 
 async def condition(files: RunFiles) -> RunStatus:
@@ -106,7 +132,7 @@ async def condition(files: RunFiles) -> RunStatus:
     refused: tuple[str, ...] = ()
     if state == RunState.RUNNING and record.control_address:
         try:
-            answer = await ask(record.control_address, own_certificate(record), own_token(record))
+            answer = await ask_run(files.directory, record)
         except UserError as error:
             answer, refused = None, (str(error),)
         if answer is not None:

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import shutil
 import sqlite3
+import struct
 import tempfile
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,17 +28,37 @@ from sqlalchemy.pool import QueuePool
 
 from dart.errors import UserError
 from dart.rundir import RunDirectory
-from dart.screenshots.directory import file_name
+from dart.screenshots.directory import ScreenshotDirectory, file_name
 from dart.store import tables as t
 from dart.store.blobs import files_at
 from dart.store.database import Database, sqlite_url
 from dart.store.engine import server_engine
 from dart.store.lock import is_held
 from dart.store.records import RunRecord, run_from_row
+from dart.store.regular import is_regular, open_regular, read_regular
 
 T = TypeVar("T")
 
 READERS = 4
+QUERY_SECONDS = 5.0
+"""Of the processor, for what is read of a run at once; also what another program wrote must come to an end."""
+MOST_VALUE = 32 << 20
+"""Bytes of one row."""
+MOST_COPIED = 8 << 30
+MOST_PICTURE = 64 << 20
+STEPS_BETWEEN_LOOKS = 10_000
+"""Of SQLite's machine, some 0.1 ms."""
+DAMAGE = (
+    ValueError,
+    TypeError,
+    LookupError,
+    ArithmeticError,
+    AttributeError,
+    RecursionError,
+    MemoryError,
+    struct.error,
+)
+"""What reading a value of another kind or size than dart writes raises."""
 LIVE = "mode=ro"
 AS_IT_IS = "mode=ro&immutable=1"
 """SQLite does not notice then that the file changes."""
@@ -69,6 +92,29 @@ def _identity(directory: RunDirectory, *, changes: bool) -> object:
     return None
 
 
+@contextmanager
+def told(what: str) -> Iterator[None]:
+    """What a run's damage raises becomes a UserError: it costs the page, or the row, that needed the value."""
+    try:
+        yield
+    except DAMAGE as error:
+        raise UserError(f"{what} is damaged: {type(error).__name__}: {str(error)[:300]}") from error
+
+
+class _Screenshots:
+    """A folder of screenshots whose files are read as `store.regular` says."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def read(self, name: str) -> bytes:
+        return read_regular(self._folder.parent, f"{self._folder.name}/{name}", MOST_PICTURE)
+
+    def size(self, name: str) -> int:
+        with os.fdopen(open_regular(self._folder.parent, f"{self._folder.name}/{name}")) as file:
+            return os.fstat(file.fileno()).st_size
+
+
 class RunFiles:
     """One run, to be read: `async with await RunFiles.open(directory) as files`."""
 
@@ -83,7 +129,9 @@ class RunFiles:
         """What is unusual about the files, a sentence each."""
         self.run_id = ""
         self._copied = copied
-        self._screenshots = files_at(directory.screenshots)
+        where = files_at(directory.screenshots)
+        self._screenshots = _Screenshots(where.root) if isinstance(where, ScreenshotDirectory) else where
+        self._ending = False
         self._threads = ThreadPoolExecutor(READERS, thread_name_prefix="inspection")
         self._mode = LIVE
         self._then = self._now()
@@ -104,6 +152,7 @@ class RunFiles:
         """
         if not directory.is_run:
             raise UserError(f"{directory.path} is not a run directory: it has no {directory.database.name}")
+        _check_place(directory)
         files = cls(directory, directory.database)
         try:
             version = await files._schema_version()
@@ -122,6 +171,8 @@ class RunFiles:
                 )
             newest = select(t.runs.c.id).order_by(t.runs.c.started.desc()).limit(1)
             found = await files.read(lambda connection: connection.execute(newest).scalar_one_or_none())
+            if found is not None and not isinstance(found, str):
+                raise UserError(f"{files._shown} is damaged: the id of its run is no text")
             if found is None:
                 begins = is_held(directory.lock_file)
                 why = "it is about to begin: look again" if begins else "it ended before it began; remove the directory"
@@ -178,6 +229,7 @@ class RunFiles:
         await self.close()
 
     async def close(self) -> None:
+        self._ending = True
         await asyncio.get_running_loop().run_in_executor(None, self._threads.shutdown)
         self._engine.dispose()
         if self._copied:
@@ -185,29 +237,34 @@ class RunFiles:
 
     def _connect(self, file: Path) -> sqlite3.Connection:
         uri = file.absolute().as_uri()
-        try:
-            return self._connected(f"{uri}?{self._mode}")
-        except sqlite3.OperationalError:
-            if self._mode != LIVE:
-                raise
-        # The index of the write-ahead log cannot be made in a folder that is read-only.
+        if all(is_regular(one) or not os.path.lexists(one) for one in self.directory.beside_database):
+            try:
+                return self._connected(f"{uri}?{self._mode}")
+            except sqlite3.OperationalError:
+                if self._mode != LIVE:
+                    raise
+        # SQLite would wait for a FIFO, and follow a link. Or the index of the write-ahead log cannot be made, in a
+        # folder that is read-only.
         connection = self._connected(f"{uri}?{AS_IT_IS}")
         self._mode = AS_IT_IS
         self._then = self._now()
         log = self.directory.write_ahead_log
-        if log.is_file() and log.stat().st_size:
+        if os.path.lexists(log) and (not is_regular(log) or log.stat().st_size):
             self.notes.append(
-                f"{file.parent} cannot be written to, so {log.name} was not read: the newest trajectories are missing; "
-                "copy the directory to see them."
+                f"{file.parent} cannot be written to, or one of SQLite's files in it is no regular file, so {log.name} "
+                "was not read: the newest trajectories are missing; copy the directory to see them."
             )
         return connection
 
-    @staticmethod
-    def _connected(uri: str) -> sqlite3.Connection:
+    def _connected(self, uri: str) -> sqlite3.Connection:
         connection = sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, check_same_thread=False, isolation_level=None)
         try:
+            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MOST_VALUE)
+            connection.text_factory = _text
+            self._limit(connection)
             connection.execute("PRAGMA query_only=ON")
-            connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            connection.execute("PRAGMA trusted_schema=OFF")
+            check_schema(connection)
         except sqlite3.DatabaseError:
             connection.close()
             raise
@@ -234,9 +291,10 @@ class RunFiles:
 
     def _transact(self, work: Callable[[Connection], T]) -> T:
         try:
-            with self._engine.connect() as connection:
+            with told(self._shown), self._engine.connect() as connection:
                 if self._server:
                     return work(connection)
+                self._limit(connection.connection.driver_connection)
                 connection.exec_driver_sql("BEGIN")
                 try:
                     return work(connection)
@@ -248,16 +306,19 @@ class RunFiles:
                 remedy = "start the server, or check its user's rights"
             raise UserError(f"{self._shown} cannot be read ({getattr(error, 'orig', error)}): {remedy}") from None
 
+    def _limit(self, connection: Any) -> None:
+        """From now on it has `QUERY_SECONDS`, and ends at once where this is closed."""
+        until = time.thread_time() + QUERY_SECONDS
+        connection.set_progress_handler(lambda: self._ending or time.thread_time() > until, STEPS_BETWEEN_LOOKS)
+
     async def rows(self, statement: Select[Any]) -> Sequence[RowMapping]:
         return await self.read(lambda connection: connection.execute(statement).mappings().all())
 
     async def record(self) -> RunRecord:
         """The run's row as it is now. Raises UserError if it cannot be read."""
         rows = await self.rows(select(t.runs).where(t.runs.c.id == self.run_id))
-        try:
+        with told(f"{self._shown}: the row of run {self.run_id[:200]}"):
             return run_from_row(rows[0])
-        except (ValueError, IndexError) as error:
-            raise UserError(f"{self._shown}: the row of run {self.run_id} is damaged: {error}") from None
 
     async def image(self, sha256: str) -> tuple[bytes, str]:
         """A screenshot's bytes and media type. Raises NotFound."""
@@ -286,8 +347,33 @@ class RunFiles:
             return False
 
 
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "replace")
+
+
+def _check_place(directory: RunDirectory) -> None:
+    """Raises UserError where the run's files are none that may be opened."""
+    place = directory.place
+    if not place.database and not is_regular(directory.database):
+        raise UserError(f"{directory.database} is no regular file: name the directory of a run")
+    if (place.database or place.blobs) and not directory.is_own:
+        raise UserError(
+            f"{directory.place_file} is another user's, and names {place.database or place.blobs}, which would be "
+            "asked with your keys: copy the directory, if you trust it"
+        )
+
+
+def check_schema(connection: sqlite3.Connection) -> None:
+    """Raises sqlite3.DatabaseError for what dart never makes, and what may run for ever."""
+    odd = "SELECT type, name FROM sqlite_master WHERE type IN ('view', 'trigger') OR sql LIKE 'CREATE VIRTUAL%'"
+    if found := connection.execute(odd).fetchone():
+        raise sqlite3.DatabaseError(f"it has a {found[0]} {str(found[1])[:100]!r}, which no database of dart has")
+
+
 def _copy(source: Path, target: Path) -> None:
     """The database with its write-ahead log. SQLite's own backup sees whole transactions only."""
+    if (size := source.stat().st_size) > MOST_COPIED:
+        raise UserError(f"{source} has {size >> 30} GiB, too many for a migrated copy: --resume migrates it in place")
     try:
         connection = sqlite3.connect(f"{source.absolute().as_uri()}?mode=ro", uri=True)
         connection.execute("SELECT count(*) FROM sqlite_master").fetchone()

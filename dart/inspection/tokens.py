@@ -11,9 +11,11 @@ from typing import Protocol
 from pydantic import JsonValue
 
 from dart.rundir import RunDirectory
+from dart.store.regular import read_regular
 
 BUILTIN = "builtin:"
 FILE = "tokenizer.json"
+MOST_BYTES = 64 << 20
 
 
 class Decoder(Protocol):
@@ -24,31 +26,37 @@ class Decoder(Protocol):
 
 def find_tokenizer(directory: RunDirectory, config: Mapping[str, JsonValue]) -> Decoder | None:
     """The run's tokenizer: that of a checkpoint, else of its first model. None if there is none here, and for a run
-    that recorded that it has no vocabulary: its tokens are the bytes of an endpoint's text."""
+    that recorded that it has no vocabulary: its tokens are the bytes of an endpoint's text. Of another user's run, only
+    one that dart brings: the config would name any folder, whose words are then shown."""
     if "vocabulary" in config and config["vocabulary"] is None:
         return None
     model = config.get("model")
     path = str(model.get("path", "")) if isinstance(model, dict) else ""
-    folders = sorted(directory.checkpoints.glob("v*"), reverse=True) if directory.checkpoints.is_dir() else []
+    found: list[tuple[Path, str]] = []
+    """Folders, each as a root and the path below it that holds no link."""
+    if directory.is_own and directory.checkpoints.is_dir():
+        found += [(directory.path, f"checkpoints/{one.name}/") for one in directory.checkpoints.glob("v*")]
+        found.sort(reverse=True)
     if path.startswith(BUILTIN):
-        folders.append(Path(str(resources.files("dart.assets"))) / path.removeprefix(BUILTIN))
-    elif path:
-        folders.append(Path(path))
-    for folder in folders:
-        for file in (folder / FILE, folder / "model" / FILE):
+        found.append((Path(str(resources.files("dart.assets"))), f"{Path(path.removeprefix(BUILTIN)).name}/"))
+    elif path and directory.is_own:  # a model's folder in a cache holds links
+        found.append((Path(path), ""))
+    for folder, below in found:
+        for name in (f"{below}{FILE}", f"{below}model/{FILE}"):
+            file = folder / name if below else (folder / name).resolve()
             if file.is_file():
-                return _load(file)
+                return _load(*((folder, name) if below else (file.parent, file.name)), file.stat().st_mtime_ns)
     return None
 
 
 @functools.lru_cache(4)
-def _load(file: Path) -> Decoder | None:
+def _load(root: Path, name: str, _changed: int) -> Decoder | None:
     try:
         from tokenizers import Tokenizer
     except ImportError:
         return None
     try:
-        tokenizer: Decoder = Tokenizer.from_file(str(file))
+        tokenizer: Decoder = Tokenizer.from_str(read_regular(root, name, MOST_BYTES).decode())
     except Exception:  # noqa: BLE001 - the package raises nothing more exact for a file that it cannot read
         return None
     return tokenizer

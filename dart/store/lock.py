@@ -13,11 +13,12 @@ import fcntl
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from dart.errors import UserError
+from dart.store.regular import open_regular
 
 log = logging.getLogger(__name__)
 
@@ -123,12 +124,14 @@ def held(file: Path, lease: float = LEASE_SECONDS) -> Iterator[Hold]:
 
 def is_held(file: Path) -> bool:
     """Whether some process works on the run with this lock file."""
-    return _is_locked(file.parent, os.O_RDONLY | os.O_DIRECTORY) or _is_locked(file, os.O_RDONLY)
+    return _is_locked(lambda: os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY)) or _is_locked(
+        lambda: open_regular(file.parent, file.name)
+    )
 
 
-def _is_locked(path: Path, flags: int) -> bool:
+def _is_locked(opened: Callable[[], int]) -> bool:
     try:
-        descriptor = os.open(path, flags)
+        descriptor = opened()
     except OSError:
         return False
     try:

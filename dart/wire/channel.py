@@ -56,7 +56,8 @@ class Dial:
 
     address: str
     token: str | None = None
-    tls_ca: Path | None = None
+    tls_ca: Path | bytes | None = None
+    """PEM, or its file."""
     tls_certificate: Path | None = None
     tls_key: Path | None = None
 
@@ -86,7 +87,8 @@ class Dial:
                 "private_key": read_file(self.tls_key, "--tls-key"),
                 "certificate_chain": read_file(self.tls_certificate, "--tls-certificate"),
             }
-        credentials = grpc.ssl_channel_credentials(_authority(self.tls_ca), **pair)
+        authority = self.tls_ca if isinstance(self.tls_ca, bytes) else _authority(self.tls_ca)
+        credentials = grpc.ssl_channel_credentials(authority, **pair)
         return grpc.aio.secure_channel(self.address, credentials, options=options)
 
     @property
@@ -152,6 +154,11 @@ def read_token(source: str, field: str) -> str:
     kind, _, rest = source.partition(":")
     wanted = "a readable file with the token alone"
     raw = os.environb.get(rest.encode(), b"") if kind == "env" else read_file(Path(rest), field, wanted)
+    return token_in(raw, source, field)
+
+
+def token_in(raw: bytes, source: str, field: str) -> str:
+    """The token that was read from `source`. Raises UserError as `read_token` does."""
     value = raw.decode("utf-8", "replace").strip()
     if not value:
         raise UserError(f"{field}: {source} is empty: put the token there")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -24,13 +25,12 @@ from dart.core.status import Figures, Status
 from dart.errors import UserError
 from dart.inspection.condition import (
     ask,
+    ask_run,
     check_one,
     clock,
     go_on,
     last_figures,
     no_answer,
-    own_certificate,
-    own_token,
 )
 from dart.inspection.opening import RunFiles
 from dart.inspection.pace import Pace
@@ -41,6 +41,7 @@ from dart.rundir import RunDirectory
 from dart.store.lock import is_held
 from dart.store.records import RunRecord, RunState
 from dart.v1 import control_pb2 as cpb
+from dart.wire.channel import TOKEN_ENVIRONMENT, Dial
 from dart.wire.status import status_from_proto
 
 T = TypeVar("T")
@@ -76,7 +77,7 @@ async def find(options: StatusOptions, read: Callable[[RunFiles], Awaitable[T]])
     not is an error. Raises UserError when there is nothing to ask."""
     check_one(options.run, options.address)
     if options.address is not None:
-        answer = await ask(options.address, options.tls_ca)
+        answer = await ask(Dial(options.address, os.environ.get(TOKEN_ENVIRONMENT), options.tls_ca))
         if answer is None:
             raise UserError(
                 f"--address {options.address}: no coordinator answers there: check it, or name a run directory "
@@ -87,7 +88,7 @@ async def find(options: StatusOptions, read: Callable[[RunFiles], Awaitable[T]])
     async with await RunFiles.open(directory) as files:
         record = await files.record()
         if directory.state(record) == RunState.RUNNING and (address := record.control_address):
-            if (answer := await ask(address, options.tls_ca or own_certificate(record), own_token(record))) is not None:
+            if (answer := await ask_run(directory, record, options.tls_ca)) is not None:
                 return Found(answer)
             silent = address
         return Found(None, await read(files), silent)

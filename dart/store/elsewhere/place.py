@@ -22,7 +22,9 @@ from dart.config import Run
 from dart.errors import UserError
 from dart.store.elsewhere.remote import RemoteFiles
 from dart.store.engine import in_schema, parse_url, server_engine, shown
+from dart.store.regular import read_regular
 
+_MOST_BYTES = 64 << 10
 _LONGEST_NAME = 40
 """Characters of the run's name in the name of its schema, which PostgreSQL silently cuts at 63 bytes."""
 
@@ -40,14 +42,15 @@ class Place:
     def read(cls, file: Path) -> Place:
         """As the file says; in the directory where there is none. Raises UserError for a damaged one."""
         try:
-            told = json.loads(file.read_text(encoding="utf-8"))
+            told = json.loads(read_regular(file.parent, file.name, _MOST_BYTES))
             if wrong := [name for name, value in told.items() if not isinstance(value, str | None)]:
                 raise TypeError(f"{wrong[0]} is {told[wrong[0]]!r}, and no text")
             return cls(**told)
         except (FileNotFoundError, NotADirectoryError):
             return cls()
-        except (ValueError, TypeError, AttributeError) as error:
-            raise UserError(f"{file} is damaged ({error}): restore it from a copy") from None
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            raise UserError(f"{file} is damaged ({why}): restore it from a copy") from None
 
     @classmethod
     def of(cls, run: str, database: str | None, blobs: str | None) -> Place:
