@@ -22,8 +22,9 @@ from dart.cli_options import (
     take,
 )
 from dart.core.loopback import without_proxy
-from dart.errors import USER_ERROR, UserError
+from dart.errors import USER_ERROR, UserError, first_of
 from dart.launch.command import launch
+from dart.shortage import raise_open_files, shortage
 
 # Child processes call exec at once, so gRPC has nothing to prepare for a fork; it would log every one of them.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
@@ -40,6 +41,10 @@ class _Group(click.Group):
             return super().invoke(ctx)
         except UserError as error:
             fail(str(error), error.exit_code)
+        except (OSError, MemoryError, RuntimeError, ExceptionGroup) as error:
+            if not (short := shortage(first_of(error))):
+                raise
+            fail(short, 1)  # not USER_ERROR: a worker that ends so may be started again
 
 
 def fail(message: str, exit_code: int = USER_ERROR) -> NoReturn:
@@ -54,6 +59,7 @@ def main() -> None:
 
     Try `make demo`, or: dart train configs/ladder_demo.yaml
     """
+    raise_open_files()
     without_proxy(os.environ)
 
 

@@ -19,13 +19,13 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 from dart.core.types import Image
 from dart.errors import UserError
 from dart.screenshots.directory import ScreenshotDirectory, file_name
+from dart.shortage import ready_threads, shortage
 from dart.store.elsewhere.remote import RemoteFiles
 from dart.store.patience import Patience
 
@@ -91,7 +91,7 @@ class BlobStore:
             self.directory.prepare()
         self._files: _Files = files
         self.patience = Patience(0.0)
-        """With an object store that has answered before."""
+        """With an object store that has answered before, and with what the machine is short of."""
         self._answers = 0
         self._away_since: float | None = None
         """When the first request failed that none has been answered since (monotonic seconds)."""
@@ -99,7 +99,7 @@ class BlobStore:
         self._lock = threading.Lock()
         self._ends = threading.Event()
         threads = _THREADS if self.directory else _THREADS_OF_REMOTE
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="blobs")
+        self._pool = ready_threads(threads, "blobs")
 
     async def check(self, what: str) -> None:
         """Raises UserError, with the name of the config's field, where an object store takes nothing."""
@@ -201,12 +201,11 @@ class BlobStore:
             return None
 
     def _asked(self, call: Callable[[], T]) -> T:
-        """What `call` returns. An object store that fails is asked again, as `patience` has it.
+        """What `call` returns. It is made again, as `patience` has it, where an object store fails or the machine is
+        short of something.
 
         Raises FileNotFoundError, BlobUnreachable, BlobUnreadable, and OSError where a directory fails.
         """
-        if self.directory:
-            return call()
         before = self._answers
         for tries in itertools.count(1):
             try:
@@ -215,11 +214,15 @@ class BlobStore:
                 self._answered()
                 raise
             except OSError as error:
-                if tries >= _TRIES_BESIDE_OTHERS and self._answers > before:
+                short = shortage(error)
+                if self.directory:
+                    if not short or not self._waits(before, short):
+                        raise
+                elif not short and tries >= _TRIES_BESIDE_OTHERS and self._answers > before:
                     raise BlobUnreadable(
                         f"the object store {self.where} answers, but not for this screenshot ({error})"
                     ) from error
-                if not self._waits(before):
+                elif not self._waits(before, short):
                     raise BlobUnreachable(
                         f"the object store {self.where} failed ({error}): check it and its keys"
                     ) from error
@@ -229,19 +232,22 @@ class BlobStore:
                 return result
         raise AssertionError("it is asked until it answers, or is given up")
 
-    def _waits(self, before: int) -> bool:
+    def _waits(self, before: int, short: str) -> bool:
         """Whether a request that has failed is made again. The wait is that of all requests together: it began with
-        the first that failed. `before`: how many had been answered when this one began."""
+        the first that failed. `before`: how many had been answered when this one began. `short`: of what the machine
+        is short, if that is why."""
         with self._lock:
             if self._away_since is None:
                 self._away_since = time.monotonic()
             waited = time.monotonic() - self._away_since
-            if self._ends.is_set() or not self._answers or waited >= self.patience.seconds:
+            known = self._answers or short
+            if self._ends.is_set() or not known or waited >= self.patience.seconds:
+                self.patience.end()
                 return False
             alone = self._answers == before
             self._told |= alone
         if alone:
-            self.patience.tell(waited, over=False)
+            self.patience.tell(waited, over=False, short=short)
         return True
 
     def _answered(self) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,6 +14,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DatabaseError, NoSuchModuleError, OperationalError
 
 from dart.errors import UserError
+from dart.shortage import of_database, ready_threads
 from dart.store.patience import Patience
 
 T = TypeVar("T")
@@ -31,7 +31,10 @@ _ANSWERS = {
 """When a PostgreSQL server counts as away: by the system's own settings that takes a quarter of an hour, or two hours.
 What the URL says goes before it."""
 _AWAY_SECONDS = 1.0
-"""Between two tries to reach a PostgreSQL server that was reached before."""
+"""Between two tries to reach a PostgreSQL server that was reached before, and while the machine is short of
+something."""
+_UNEXPLAINED_SECONDS = 10.0
+"""How long SQLite may fail to open or write its file where nothing is missing: a disk that fails is not waited for."""
 BUSY_SECONDS = 5
 """How long SQLite itself waits for a lock; after that the wait is reported, and the transaction is tried again."""
 _WRITE_AHEAD_SECONDS = 30.0
@@ -95,7 +98,7 @@ class Lane:
 
     def __init__(self, engine: Engine, threads: int, name: str, patience: Patience) -> None:
         self._engine, self._patience = engine, patience
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix=name)
+        self._threads = ready_threads(threads, name)
         self._reached = False
         """A transaction has succeeded, so a server that is away comes back, and the URL is not a mistake."""
 
@@ -116,12 +119,14 @@ class Lane:
             except DatabaseError as error:
                 if not isinstance(error, OperationalError) and type(error) is not DatabaseError:
                     raise  # a mistake of ours, such as a broken constraint
-                waited, away = time.monotonic() - began, self._is_away(error) and not ends
-                if not (_is_locked(error) or away) or waited >= patience.seconds:
-                    raise self._failed(error) from error
+                waited, away, short = time.monotonic() - began, self._is_away(error) and not ends, self._short(error)
+                most = patience.seconds if short != "" else min(patience.seconds, _UNEXPLAINED_SECONDS)
+                if not (_is_locked(error) or away or short is not None) or waited >= most:
+                    patience.end()
+                    raise self._failed(error, short) from error
                 told = True
-                patience.tell(waited, over=False)
-                if away:
+                patience.tell(waited, over=False, short=short or "")
+                if not _is_locked(error):
                     time.sleep(_AWAY_SECONDS)
             else:
                 self._reached = True
@@ -135,8 +140,14 @@ class Lane:
         lost = error.connection_invalidated or state is None or state[:2] in ("08", "57")
         return self._reached and self._engine.dialect.name == "postgresql" and lost
 
-    def _failed(self, error: DatabaseError) -> DatabaseFailed:
+    def _short(self, error: DatabaseError) -> str | None:
+        """What the machine is short of, as `of_database` has it, of a SQLite file that was opened before."""
+        sqlite = self._reached and self._engine.dialect.name == "sqlite"
+        return of_database(error.orig, Path(self._engine.url.database or "")) if sqlite else None
+
+    def _failed(self, error: DatabaseError, short: str | None = None) -> DatabaseFailed:
         cause = "a program that has locked it" if _is_locked(error) else "a full disk, a server that is away"
+        cause = short or cause
         return DatabaseFailed(
             f"the database {shown(self._engine.url)} failed: {error.orig}: fix that ({cause}), then continue with "
             "--resume"

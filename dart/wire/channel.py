@@ -40,11 +40,29 @@ OPTIONS: Sequence[tuple[str, int]] = (
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", 4 * 1024 * 1024),
 )
+KEPT_DESCRIPTORS = 128
+"""How many open files of the coordinator's limit are not given to connections, but kept for its database, screenshots,
+logs and child processes; half of a small limit."""
 
 TOKEN_ENVIRONMENT = "DART_TOKEN"
 PROXY_ENVIRONMENT = "grpc_proxy"
 """A proxy for a coordinator on another machine. Those that are meant for the web (http_proxy and the like) are not
 used: a proxy for web pages seldom lets a stream of gRPC live, and a coordinator is rarely behind one."""
+
+
+def server_options(open_files: int) -> Sequence[tuple[str, int]]:
+    """For a server that may open so many files: connections on which nothing is said end, and there are never so many
+    that no file can be opened. A session, or a call, is never idle."""
+    return (
+        *OPTIONS,
+        ("grpc.server_handshake_timeout_ms", 5_000),
+        ("grpc.max_connection_idle_ms", 60_000),
+        ("grpc.max_allowed_incoming_connections", most_connections(open_files)),
+    )
+
+
+def most_connections(open_files: int) -> int:
+    return max(open_files - KEPT_DESCRIPTORS, open_files // 2)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,18 +22,19 @@ from dart import config
 from dart.coordinator.fleet.door import ControlDoor, Door, Refused
 from dart.coordinator.fleet.sessions import Fleet, Rejected, Worker
 from dart.errors import UserError
+from dart.shortage import open_files
 from dart.v1 import control_pb2, control_pb2_grpc
 from dart.v1 import session_pb2 as pb
 from dart.wire import rules
 from dart.wire.capabilities import BATCHES
 from dart.wire.channel import (
     OLDEST_PROTOCOL_VERSION,
-    OPTIONS,
     PROTOCOL_VERSION,
     address_of,
     listening_host,
     read_file,
     read_token,
+    server_options,
 )
 from dart.wire.rules import Malformed
 from dart.wire.stream import Conversation, Pulse, Stream, StreamLostError
@@ -185,7 +186,7 @@ class Server:
 
     def __init__(self, settings: config.Server) -> None:
         self._settings = settings
-        self._server = grpc.aio.server(options=OPTIONS)
+        self._server = grpc.aio.server(options=server_options(open_files()))
         self._health = health.aio.HealthServicer()
         self._services: tuple[str, ...] = ()
         self.port = 0
