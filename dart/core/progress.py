@@ -15,6 +15,7 @@ from typing import TypeVar
 from dart.core.curation.batches import ReleasedGroup
 from dart.core.fates import TRAINED
 from dart.core.json_text import JSON
+from dart.core.learning.recent import Curation
 from dart.core.types import Termination, Trajectory, plain_fields
 
 T = TypeVar("T")
@@ -136,6 +137,7 @@ class Progress:
         self._phase = "starting"
         self.paused = False
         """A person has paused sampling for training."""
+        self.curation = Curation()
         self._counts = Counts()
         self._new_trajectories = self._new_steps = self._new_unparsable = self._new_prompt = self._new_cached = 0
         self._new_fates: Counter[str] = Counter()
@@ -220,8 +222,9 @@ class Progress:
         """This many trajectories will not be trained on. `fate`: as stored."""
         self._new_fates[fate] += trajectories
 
-    def version_made(self, version: int, seconds: float | None) -> None:
+    def version_made(self, version: int, seconds: float | None, metrics: Mapping[str, float] = {}) -> None:
         """An update has made this weight version. `seconds`: how long it took; None if that is not known."""
+        self.curation.updated(metrics)
         self._counts = replace(self.counts, updates=self.counts.updates + 1, version=version)
         if seconds is not None:
             self._update_seconds.append(seconds)

@@ -90,21 +90,27 @@ class WorkerStatus:
     For a quarantined replica also its last failure, in its own words."""
 
 
+LEARNING = "learning"
+"""The kind of what `core.learning.diagnosis` finds, beside the kinds of `core.watchdog`: everything moves, and nothing
+is learnt. It is not a fault of a part of the run, so health checks stay as they are and the run does not end."""
+
+
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """Something that makes no progress, as found by `core.watchdog`. `culprit` and `failure` may be a worker's
-    words."""
+    """Something that makes no progress, as found by `core.watchdog` or `core.learning.diagnosis`. `culprit` and
+    `failure` may be a worker's words."""
 
     kind: str
     waits: str
-    """What waits: "update 12"."""
+    """What waits: "update 12"; of LEARNING, what does not happen: "nothing is learnt"."""
     waits_for: str
+    """Of LEARNING: why."""
     seconds: float
-    """Seconds since its last progress."""
+    """Seconds since its last progress; of LEARNING, since it was found."""
     culprit: str
-    """A worker, with its rank; a role; or a queue."""
+    """A worker, with its rank; a role; or a queue. Of LEARNING, the cause in a word or two."""
     failure: str = ""
-    """The culprit's last failure, in its own words."""
+    """The culprit's last failure, in its own words. Of LEARNING, what the policy wrote last, or what failed last."""
     advice: str = ""
     """What a person can do."""
     deliberate: bool = False
@@ -112,8 +118,15 @@ class Stall:
 
     @property
     def name(self) -> tuple[str, str]:
-        """Identifies the stall while it lasts: its kind, and the replica if it concerns one. Culprits may change."""
-        return self.kind, self.culprit.partition(", ")[0] if self.kind == "weights" else ""
+        """Identifies the stall while it lasts: its kind, and the replica if it concerns one, or what keeps the policy
+        from learning. Other culprits may change."""
+        return self.kind, self.culprit.partition(", ")[0] if self.kind in ("weights", LEARNING) else ""
+
+    @property
+    def told(self) -> str:
+        """The stall in one clause."""
+        verb = ":" if self.kind == LEARNING else " waits for"
+        return f"{self.waits}{verb} {self.waits_for}"
 
     @classmethod
     def from_json(cls, told: Mapping[str, JSON]) -> Stall:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from dart.core import action as a
-from dart.core.status import Quarantined, Stall, Status, WorkerStatus
+from dart.core.status import LEARNING, Quarantined, Stall, Status, WorkerStatus
 
 MOST_ROWS = 12
 """Tasks, or workers of one role, that are shown one by one; more are shown together."""
@@ -89,11 +89,12 @@ def counters(status: Status) -> str:
 
 
 def stall_lines(stall: Stall) -> Iterator[str]:
-    """Lines that say what waits for what, the culprit's last failure, and what to do."""
+    """Lines that say what waits for what, or why nothing is learnt, the culprit's last failure, and what to do."""
+    learning = stall.kind == LEARNING
     word = "waiting" if stall.deliberate else "stalled"
-    yield f"{word} for {elapsed(stall.seconds)}: {plain(stall.waits)} waits for {plain(stall.waits_for)}"
+    yield plain(stall.told) if learning else f"{word} for {elapsed(stall.seconds)}: {plain(stall.told)}"
     if stall.failure:
-        yield f"  its last failure: {plain(stall.failure)}"
+        yield f"  {'the last one' if learning else 'its last failure'}: {plain(stall.failure)}"
     if stall.advice:
         yield f"  what to do: {plain(stall.advice, 400)}"
 

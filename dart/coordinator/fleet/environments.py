@@ -31,6 +31,7 @@ from dart.core.action import Action, Observe, Several, Single
 from dart.core.curation.orders import Order
 from dart.core.fleet.credits import Credits
 from dart.core.fleet.pace import Pace
+from dart.core.learning.recent import Attempts
 from dart.core.types import Image, Observation, Task
 from dart.core.usage import WITHIN_EPISODE, EnvState, Ledger, rest_seconds
 from dart.v1 import session_pb2 as pb
@@ -82,6 +83,7 @@ class EnvPool:
         self.usage = Ledger(WITHIN_EPISODE, now)
         self.usage.blame(EnvState.RESTING, "its worker's attempts failed, or it broke rules", now)
         self.pace = Pace()
+        self.attempts = Attempts()
         self.slots = 0
         """Environments of all workers, free or not."""
         self.underway = Underway()

@@ -29,7 +29,7 @@ from dart.coordinator.sampling.sources import copy_sources
 from dart.coordinator.service.journal import Journal
 from dart.core.curation.batches import ReleasedGroup
 from dart.core.curation.group import Group
-from dart.core.curation.judging import REPLACED, Judging, Verdict, staleness
+from dart.core.curation.judging import REPLACED, STALE, Judging, Verdict, staleness
 from dart.core.curation.lifecycle import Lifecycle, Rules
 from dart.core.curation.orders import Attempt, Failures, Order
 from dart.core.curation.planning import LengthRule, NumberRule, Plan, Planner, spread
@@ -230,8 +230,12 @@ class DataManager:
             self._journal.event("pooled", group=verdict.group_id, success=pooled.pooled_from, replaced=verdict.replaced,
                                 reason=f"pooled success {pooled.pooled_from}, version {pooled.oldest_version}, "
                                        f"inserted for failure {verdict.replaced}")  # fmt: skip
-        if ids and not verdict.released:
+        if verdict.released:
+            self._progress.curation.released()
+        elif ids:
             self._progress.dropped(fate, len(ids))
+            if verdict.cause != STALE:
+                self._progress.curation.dropped(verdict.cause, verdict.detail, len(ids))
         self._journal.event("group", group=verdict.group_id, task=verdict.task.id, size=len(ids), plan=verdict.plan,
                             released=verdict.released, cause=verdict.cause, reason=verdict.detail)  # fmt: skip
         self._notify()

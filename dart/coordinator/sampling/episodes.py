@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Protocol
@@ -129,10 +130,13 @@ async def sample(
             told.by_environment = own and not isinstance(error, WorkerLost)
             # A task that is wrong itself says nothing about the environment.
             failed = True if told.worker == worker.id and not told.certain else None
+            if not isinstance(error, WorkerLost):
+                envs.attempts.failed(str(told))
             source.failed(order.failed(told.worker), told)
             return
         finally:
             env.close(failed)
+        envs.attempts.finished(trajectory, time.monotonic())
         try:
             await source.finished(order, trajectory)
         except BlobError as error:

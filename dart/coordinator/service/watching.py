@@ -1,7 +1,8 @@
 """Runs the watchdog: samples the run's progress, and reports stalls in the journal, health checks and status. If the
 config says so, it ends a run that has made no progress for too long.
 
-`core.watchdog` decides what is overdue, `core.culprits` what is to blame.
+`core.watchdog` decides what is overdue, `core.culprits` what is to blame; `core.learning.diagnosis`, of a run that
+moves, why nothing is learnt, which stands beside the stalls and changes neither health nor the run's end.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from dart.coordinator.service.journal import Journal
 from dart.coordinator.training.ranks import TRAINER
 from dart.core.culprits import Lost, Owed, Scene, explain
 from dart.core.fleet.replicas import Replicas
+from dart.core.learning.diagnosis import Cause, LearningNumbers, diagnose
 from dart.core.progress import Progress
-from dart.core.status import Stall, Status
+from dart.core.status import LEARNING, Stall, Status
 from dart.core.usage import WITHIN_EPISODE, EnvState, TrainerState
 from dart.core.watchdog import Kind, Limits, Pulse, Watchdog
 from dart.errors import ProcessLost
@@ -33,6 +35,10 @@ log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 5.0
 LOOKS_PER_BOUND = 4
+SAMPLES = {"evaluating", "collecting", "training"}
+"""Phases in which it is told why nothing is learnt."""
+COVERED = {Cause.FAILING: {Kind.STEP, Kind.EPISODE}, Cause.WEIGHTS: {Kind.WEIGHTS}}
+"""What keeps the policy from learning → the stalls that say the same once they are due."""
 PREPARING = {EnvState.BOOTING, EnvState.RENEWING, EnvState.LOST}
 """If these are the states of all environments, there is none on which an episode could be under way."""
 
@@ -81,6 +87,9 @@ class Watch:
         self._fates: tuple[int, Mapping[str, int]] = (-1, {})
         """The number of updates, and the fates of trajectories when the last one was made."""
         self._lost, self._serves = Lost(), True
+        self._phase = ""
+        self._found: dict[Cause, float] = {}
+        """What keeps the policy from learning, and since when."""
         self.stalls: tuple[Stall, ...] = ()
         """Those found by the last `look`."""
         fleet.on_ready.append(self._joined)
@@ -101,6 +110,7 @@ class Watch:
         overdue = self._watchdog.look(self._pulse(now), now)
         scene = self._scene(now) if overdue else None
         self.stalls = tuple([explain(one, scene) for one in overdue]) if scene else ()
+        self.stalls += self._learning(now)
         self._tell(before)
         serving = not any(map(self._stops, self.stalls))
         if serving != self._serves:
@@ -113,7 +123,7 @@ class Watch:
         for stall in self.stalls:
             # Of weights the name has the culprit: whether the trainer is sending at the moment is no news.
             if stall.name not in known or (stall.kind != Kind.WEIGHTS and known[stall.name] != stall.culprit):
-                log.warning("no progress for %.0f s: %s waits for %s", stall.seconds, stall.waits, stall.waits_for)
+                log.warning("%.0f s without progress: %s", stall.seconds, stall.told)
                 self._journal.event("stalled", **asdict(stall))
         for stall in before:
             if stall.name not in now:
@@ -124,7 +134,7 @@ class Watch:
         bounds = self._settings.watchdog
         usual = max(bounds.weights_seconds, bounds.factor * self._progress.slowest_update)
         goes_on = stall.kind == Kind.WEIGHTS and (self._progress.paused or self._since_update() < usual)
-        return not (stall.deliberate or goes_on)
+        return not (stall.deliberate or goes_on or stall.kind == LEARNING)
 
     def _since_update(self) -> float:
         return self._watchdog.quiet(time.monotonic()).get("update", math.inf)
@@ -140,10 +150,39 @@ class Watch:
         if bounds.end_after_seconds and longest and self._seconds(longest) >= bounds.end_after_seconds:
             last = f", whose last failure was: {longest.failure}" if longest.failure else ""
             raise Stalled(
-                f"no progress for {self._seconds(longest):.0f} s: {longest.waits} waits for {longest.waits_for}{last}: "
+                f"no progress for {self._seconds(longest):.0f} s: {longest.told}{last}: "
                 f"{longest.advice}",
                 exit_code=bounds.exit_code,
             )
+
+    # ---- learning ----
+
+    def _learning(self, now: float) -> tuple[Stall, ...]:
+        """What keeps the policy from learning, as far as no stall says so."""
+        if self._progress.phase != self._phase:
+            self._phase = self._progress.phase
+            self._envs.attempts.restart()
+        found = diagnose(self._learning_numbers(now)) if self._phase in SAMPLES else []
+        stalled = {stall.kind for stall in self.stalls}
+        told = [one for one in found if not stalled & COVERED.get(one.cause, set())]
+        self._found = {one.cause: self._found.get(one.cause, now) for one in told}
+        return tuple([one.stall(now - self._found[one.cause]) for one in told])
+
+    def _learning_numbers(self, now: float) -> LearningNumbers:
+        progress, settings = self._progress, self._settings
+        curates = self._phase == "training" and settings.algorithm != "sft"
+        replica = min(self._replicas.wanted, key=lambda one: one.health.breaks, default=None)
+        return LearningNumbers(
+            now,
+            self._envs.attempts.numbers(),
+            progress.curation.groups() if curates else None,
+            progress.curation.updates(),
+            progress.success_rate,
+            settings.trainer.trajectories_per_update,
+            settings.trainer.gradient_clip,
+            replica.health.breaks if replica else 0,
+            replica.session.last_failure if replica else "",
+        )
 
     # ---- facts ----
 

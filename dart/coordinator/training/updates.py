@@ -393,7 +393,7 @@ class Training:
     async def _record(self, batch: list[ReleasedGroup], made: int, metrics: dict[str, float]) -> None:
         before = self._progress.counts.version
         metrics = metrics | self._meter.measured(batch, metrics)
-        self._progress.version_made(made, metrics.get("round_trip_seconds"))
+        self._progress.version_made(made, metrics.get("round_trip_seconds"), metrics)
         self._last_update, update = metrics, self._progress.counts.updates
         failpoint("batch-trained")
         if metrics.get("steps_taken") == 0:
