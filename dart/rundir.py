@@ -14,7 +14,9 @@ What always holds: a directory is made once and never reused for another run; on
 from __future__ import annotations
 
 import os
+import shlex
 import time
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +32,9 @@ from dart.store.schema import OlderSchema
 _DATABASE = "run.db"
 _PLACE = "place.json"
 _MOST_OF_ONE_NAME = 1000
+
+HERE = "@run"
+"""In the words of a command that is kept: the run's directory, wherever it is by then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +153,11 @@ class RunDirectory:
         It is found by its name: the run may have been moved, or be opened from another working directory.
         """
         return self.checkpoints / Path(recorded).name
+
+    def command(self, words: Sequence[str]) -> str:
+        """A line for a shell, from words in which HERE, also as the first part of a path, means this directory."""
+        here = str(self.path)
+        return shlex.join(here + word[len(HERE) :] if word.split("/")[0] == HERE else word for word in words)
 
     # ---- making and finding ----
 
