@@ -96,6 +96,7 @@ def train(config: Path, overrides: tuple[str, ...], resume: Path | None, initial
     help="Listen on this address, with tokens and a certificate that RUN keeps; for `dart worker --run`.",
 )
 @click.option("--parent-watch", is_flag=True, hidden=True, help="End when standard input closes.")
+@click.option("--again", hidden=True, help="The command that continues the run; @run is its directory.")
 def coordinator(
     config: Path,
     overrides: tuple[str, ...],
@@ -105,12 +106,15 @@ def coordinator(
     run_directory: Path | None,
     host: str | None,
     parent_watch: bool,
+    again: str | None,
 ) -> None:
     """Run only the coordinator; start workers elsewhere with `dart worker`."""
     from dart.commands.train import TrainOptions
     from dart.commands.train import train as run
 
-    run(TrainOptions(config, overrides, resume, quiet, initial_weights, False, run_directory, host, parent_watch))
+    run(
+        TrainOptions(config, overrides, resume, quiet, initial_weights, False, run_directory, host, parent_watch, again)
+    )
 
 
 @main.command()

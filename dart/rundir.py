@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import time
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +36,9 @@ _PLACE = "place.json"
 _MOST_OF_ONE_NAME = 1000
 _MOST_OF_ADDRESS = 1000
 """Bytes."""
+
+HERE = "@run"
+"""In the words of a command that is kept: the run's directory, wherever it is by then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +157,11 @@ class RunDirectory:
         It is found by its name: the run may have been moved, or be opened from another working directory.
         """
         return self.checkpoints / Path(recorded).name
+
+    def command(self, words: Sequence[str]) -> str:
+        """A line for a shell, from words in which HERE, also as the first part of a path, means this directory."""
+        here = str(self.path)
+        return shlex.join(here + word[len(HERE) :] if word.split("/")[0] == HERE else word for word in words)
 
     # ---- making and finding ----
 

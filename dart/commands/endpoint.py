@@ -30,6 +30,15 @@ class EndpointOptions:
         }
         return {name: value for name, value in values.items() if value is not None}
 
+    @property
+    def words(self) -> list[str]:
+        """The options as they are written, for a command line in another folder."""
+        given = {
+            **self.given,
+            **({"--endpoint-system": self.endpoint_system.absolute()} if self.endpoint_system else {}),
+        }
+        return [str(word) for option in given.items() for word in option]
+
     def address(self, asker: str) -> Address:
         """The endpoint that was named. Raises UserError, naming `asker`, when an option is missing or wrong."""
         return chosen(asker, self.endpoint, self.endpoint_model, self.endpoint_key, self.endpoint_system)

@@ -12,7 +12,7 @@ import json
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dart.commands.endpoint import EndpointOptions
-from dart.commands.running import JobRun, check_before, run_in_loop, seed_range
+from dart.commands.running import JobRun, check_before, given_again, run_in_loop, seed_range
 from dart.config import BUILTIN_MODELS, Config, TaskSet, load, parse
 from dart.coordinator.sampling.endpoint import probe
 from dart.coordinator.sampling.evaluation import instances
@@ -31,7 +31,7 @@ from dart.core.evaluation.documents import Against, Document, Interval, Protocol
 from dart.core.evaluation.outcomes import compare
 from dart.errors import INTERRUPTED, UserError
 from dart.job import Address, Evaluate
-from dart.rundir import RunDirectory
+from dart.rundir import HERE, RunDirectory
 
 FILE = RunDirectory(Path()).evaluation.name
 """What a finished evaluation leaves in its run directory."""
@@ -81,7 +81,8 @@ def evaluate(options: EvaluateOptions) -> None:
             )
         check_before(other, Evaluate())
     begun = resumed or RunDirectory.make(config.run.directory, f"{config.run.name}-eval")
-    document = _run(JobRun(config, begun, job, options.quiet, resume=resumed is not None, local=local))
+    wanted = JobRun(config, begun, job, options.quiet, resume=resumed is not None, local=local)
+    document = _run(replace(wanted, again=_again(options, begun)))
     if document is None:
         sys.exit(INTERRUPTED)
     if isinstance(other, Config):
@@ -98,6 +99,17 @@ def evaluate(options: EvaluateOptions) -> None:
     picture = evaluation_picture(begun.path, document)
     report(document)
     click.echo(f"numbers in {begun.evaluation}" + (f", picture {picture}" if picture else ""))
+
+
+def _again(options: EvaluateOptions, directory: RunDirectory) -> tuple[str, ...]:
+    """The command that continues the evaluation. The config in its directory has what the command line chose."""
+    words = ["dart", "eval", f"{HERE}/{directory.config.name}"]
+    if options.resume is not None:
+        words[2:] = given_again(options.config, options.overrides, directory)
+    words += ["--resume", HERE, *options.endpoint.words]
+    if (against := options.against) is not None:
+        words += ["--against", str(Path(against).absolute()) if Path(against).exists() else against]
+    return (*words, *(["--external-workers"] if options.external_workers else []))
 
 
 def _address(options: EvaluateOptions) -> Address | None:

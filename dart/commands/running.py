@@ -7,16 +7,19 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from logging.handlers import RotatingFileHandler
+from pathlib import Path
 from typing import Any
 
 import click
 
 from dart.agent.templates import digest_of
 from dart.agent.vocabulary import vocabulary_digest
+from dart.commands.changes import changes
 from dart.config import Config, parse
 from dart.config.tasks import MOST_SEEDS
 from dart.coordinator.ending import Interrupted
@@ -34,7 +37,7 @@ from dart.processes.fits import trainer_peak
 from dart.processes.fits import warnings as memory_warnings
 from dart.processes.launcher import Launcher, local_children
 from dart.processes.settings import collect_seldom, interruptible, watch_parent
-from dart.rundir import Guard, RunDirectory
+from dart.rundir import HERE, Guard, RunDirectory
 from dart.store.database import Database
 from dart.store.lock import Hold
 from dart.store.records import Event, RunKind, RunState
@@ -60,6 +63,13 @@ class JobRun:
     """The workers have worked in an earlier attempt of this process: what one of them finds wrong now may pass."""
     beside: Callable[[], Beside | None] = lambda: None
     """The dashboard that is started with the run's processes: the same at every call."""
+    again: tuple[str, ...] = ()
+    """The words of the command that continues the run as this one was started; `HERE` means its directory."""
+
+    @property
+    def to_go_on(self) -> str:
+        """What to do when it has ended early."""
+        return go_on(self.job.kind, self.directory.path, self.again)
 
 
 def check_before(config: Config, job: Job) -> None:
@@ -87,6 +97,13 @@ def seed_range(written: str) -> tuple[int, int] | None:
     if not (first.isdecimal() and last.isdecimal() and max(len(first), len(last)) <= len(str(MOST_SEEDS))):
         return None
     return (int(first), int(last)) if int(first) < int(last) <= MOST_SEEDS else None
+
+
+def given_again(config: Path, overrides: Sequence[str], directory: RunDirectory) -> list[str]:
+    """The words that give a continued run the same config again, from whatever folder."""
+    same = config.resolve() == directory.config.resolve()
+    shown = f"{HERE}/{directory.config.name}" if same else str(config.absolute())
+    return [shown, *(word for override in overrides for word in ("--set", override))]
 
 
 def run_in_loop(wanted: JobRun) -> Summary | None:
@@ -125,13 +142,15 @@ async def _run(wanted: JobRun, hold: Hold) -> Summary | None:
         try:
             start = await begin(wanted, database)
         except asyncio.CancelledError:  # Ctrl-C, while a thread verifies a checkpoint, which Python would wait for
-            click.echo(f"interrupted; {go_on(wanted.job.kind, wanted.directory.path)}")
+            click.echo(f"interrupted; {wanted.to_go_on}")
             sys.stdout.flush()
             os._exit(INTERRUPTED)
         try:
             peak = trainer_peak(wanted.config, wanted.job) if wanted.local else None
             wanted.beside()
             run = Run(wanted.config, wanted.directory, database, wanted.job, start, guard, peak)
+            if start.changed:
+                run.journal.event("config_changed", changed=list(start.changed))
         except Exception as error:  # whatever it is, it ends the run, which would be "running" in the database for ever
             why = Event(start.first_event, time.time(), "failed", to_json({"why": str(error)}))
             await database.append_events([why])
@@ -149,10 +168,10 @@ async def _run(wanted: JobRun, hold: Hold) -> Summary | None:
                 async with View(path, run.status, live=live):
                     return await run.execute(_launch(wanted, run))
         except Interrupted:
-            click.echo(f"interrupted; all finished work is kept in {path}; {go_on(wanted.job.kind, path)}")
+            click.echo(f"interrupted; all finished work is kept in {path}; {wanted.to_go_on}")
             return None
         except ProcessLost as error:
-            raise ProcessLost(error.why, go_on(wanted.job.kind, path), exit_code=error.exit_code) from error
+            raise ProcessLost(error.why, wanted.to_go_on, exit_code=error.exit_code) from error
 
 
 async def _finished(wanted: JobRun, database: Database) -> Summary | None:
@@ -177,8 +196,7 @@ async def _resumed(wanted: JobRun, database: Database) -> Start:
         click.echo(f"skipped checkpoint {broken}")
     if start.broken:
         click.echo(f"continuing from {start.checkpoint}; training done after it is repeated")
-    await database.resume_run(_renewed(wanted.config))
-    return start
+    return replace(start, changed=await _taken_up(wanted, database))
 
 
 async def _continued(wanted: JobRun, database: Database) -> Start:
@@ -188,25 +206,39 @@ async def _continued(wanted: JobRun, database: Database) -> Start:
         raise UserError(f"--resume {folder}: it is a run for {record.kind}, and cannot be continued by this command")
     if record.state == RunState.FINISHED:
         raise UserError(f"--resume {folder}: it is finished: its result is in {wanted.directory.evaluation}")
-    before, now = _decisive(_with_defaults(record.config)), _decisive(_recorded(wanted.config, wanted.job))
+    before, now = _decisive(_with_defaults(record.config)), _decisive(_recorded(wanted))
     if unlike := sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name)):
         name = unlike[0]
         raise UserError(
             f"--resume {folder}: it was begun with {name} {before.get(name)}, and this is {now.get(name)}: use "
             f"{wanted.directory.config}, with the same endpoint if it has one, or begin a new evaluation"
         )
-    await database.resume_run(_renewed(wanted.config))
-    return Start(first_event=await database.last_sequence() + 1 + MOST_UNWRITTEN_EVENTS)
+    changed = await _taken_up(wanted, database)
+    return Start(first_event=await database.last_sequence() + 1 + MOST_UNWRITTEN_EVENTS, changed=changed)
 
 
-def _renewed(config: Config) -> dict[str, object]:
-    """What others read from the record of a run while it goes on: how to reach it, and where `dart track` sends it."""
-    return {name: section for name, section in config.as_json().items() if name in ("server", "tracking")}
+async def _taken_up(wanted: JobRun, database: Database) -> tuple[str, ...]:
+    """The run is this process's from now on. What has changed since it began is printed, and returned."""
+    begun = (await database.run()).config
+    with suppress(UserError):  # of a release whose fields this one does not know
+        begun = _with_defaults(begun)
+    found = changes({name: begun.get(name) for name in Config.model_fields}, wanted.config.as_json())
+    if found:
+        click.echo("\n".join(("changed since the run began:", *(f"  {line}" for line in found))))
+    await database.resume_run(_renewed(wanted))
+    return tuple(found)
+
+
+def _renewed(wanted: JobRun) -> dict[str, object]:
+    """What others read from the record of a run while it goes on: how to reach it, where `dart track` sends it, and how
+    it is continued."""
+    sections = {name: section for name, section in wanted.config.as_json().items() if name in ("server", "tracking")}
+    return sections | {"again": wanted.again}
 
 
 def _with_defaults(recorded: Mapping[str, Any]) -> Mapping[str, Any]:
     """With the defaults of fields that the release which recorded it did not have."""
-    beside = ("vocabulary", "prompt", "endpoint")
+    beside = ("vocabulary", "prompt", "endpoint", "again")
     fields = parse({name: value for name, value in recorded.items() if name not in beside}, "the run's config")
     return {**fields.as_json(), **{name: recorded.get(name) for name in beside}}
 
@@ -246,7 +278,7 @@ async def _begun(wanted: JobRun, database: Database) -> Start:
     config, directory = wanted.config, wanted.directory
     directory.config.write_text(config.as_yaml(), encoding="utf-8")
     await database.start_run(
-        directory.name, config.run.name, _recorded(config, wanted.job), started=time.time(), kind=wanted.job.kind
+        directory.name, config.run.name, _recorded(wanted), started=time.time(), kind=wanted.job.kind
     )
     return Start()
 
@@ -272,11 +304,12 @@ async def _launch(wanted: JobRun, run: Run) -> None:
     await asyncio.Event().wait()
 
 
-def _recorded(config: Config, job: Job) -> dict[str, Any]:
+def _recorded(wanted: JobRun) -> dict[str, Any]:
     """The config as the database keeps it, with the vocabulary that the run's tokens belong to, the digest of the texts
-    around them, and the endpoint that acted, if there is one."""
+    around them, the endpoint that acted, if there is one, and the command that continues the run."""
+    config, job = wanted.config, wanted.job
     vocabulary = vocabulary_digest(config.model.folder) if job.model else None
     recorded = config.as_json()
     if not isinstance(job, Train) and (address := job.endpoint) is not None:
         recorded["endpoint"] = {"url": address.url, "model": address.model, "system": address.system}
-    return recorded | {"vocabulary": vocabulary, "prompt": digest_of(config.agent)}
+    return recorded | {"vocabulary": vocabulary, "prompt": digest_of(config.agent), "again": wanted.again}

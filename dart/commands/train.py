@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import json
+import shlex
 import sys
 import time
 from dataclasses import dataclass, replace
@@ -17,18 +18,17 @@ from rich.console import Console
 from rich.table import Table
 
 from dart.commands.evaluate import undone
-from dart.commands.running import JobRun, check_before, run_held
+from dart.commands.running import JobRun, check_before, given_again, run_held
 from dart.config import Config, load
 from dart.coordinator.sampling.sources import POOL, SFT, check_sources
 from dart.coordinator.summary import Summary
 from dart.core.evaluation.documents import ByDecoding
 from dart.core.fleet.restarts import LASTING_SECONDS, MOST_RESTARTS, pause_seconds
 from dart.errors import INTERRUPTED, ProcessLost, UserError
-from dart.inspection.condition import go_on
 from dart.job import Train
 from dart.processes import secrets
 from dart.processes.beside import Beside
-from dart.rundir import RunDirectory
+from dart.rundir import HERE, RunDirectory
 from dart.store.elsewhere.place import check
 from dart.store.lock import Hold
 from dart.wire.channel import listen, listening_host
@@ -50,6 +50,8 @@ class TrainOptions:
     """Listen on this address, with tokens and a certificate that the run keeps in its directory."""
     parent_watch: bool = False
     """End when standard input, a pipe from a supervisor, closes."""
+    again: str | None = None
+    """The command that continues the run, from the launcher that has started this one."""
 
 
 def train(options: TrainOptions) -> None:
@@ -83,6 +85,7 @@ def train(options: TrainOptions) -> None:
         either=given is not None,
         parent_watch=options.parent_watch,
         beside=functools.cache(partial(_dashboard, config, directory)),
+        again=_again(options, directory, continues=continues),
     )
     with directory.lock() as hold:  # also between two attempts: nobody else is to take the run up
         summary = _to_the_end(wanted, hold)
@@ -125,7 +128,7 @@ def _to_the_end(wanted: JobRun, hold: Hold) -> Summary | None:
             try:
                 time.sleep(pause)
             except KeyboardInterrupt:
-                click.echo(f"interrupted; {go_on(wanted.job.kind, wanted.directory.path)}")
+                click.echo(f"interrupted; {wanted.to_go_on}")
                 return None
             wanted = replace(wanted, resume=True, has_worked=wanted.has_worked or worked)
 
@@ -145,6 +148,18 @@ def _dashboard(config: Config, directory: RunDirectory) -> Beside | None:
 def _checkpoints(directory: RunDirectory) -> dict[Path, int]:
     """The folders with their inodes: one that takes another's place has its own."""
     return {folder: folder.stat().st_ino for folder in directory.checkpoints.glob("v*")}
+
+
+def _again(options: TrainOptions, directory: RunDirectory, *, continues: bool) -> tuple[str, ...]:
+    """The command that continues the run as it was started, or as its launcher says. The config in the run's directory
+    has everything that it began with, and nothing that it was given later."""
+    if options.again is not None:
+        return tuple(shlex.split(options.again))
+    words = ["dart", "train" if options.local_workers else "coordinator", f"{HERE}/{directory.config.name}"]
+    if continues:
+        words[2:] = given_again(options.config, options.overrides, directory)
+    words += ["--run" if options.run is not None else "--resume", HERE]
+    return (*words, *(["--host", options.host] if options.host is not None else []))
 
 
 def _directories(options: TrainOptions) -> tuple[RunDirectory | None, RunDirectory | None]:

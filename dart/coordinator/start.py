@@ -51,6 +51,8 @@ class Start:
     first_event: int = 1
     broken: tuple[BrokenCheckpoint, ...] = ()
     """Unusable checkpoints newer than `checkpoint`, newest first."""
+    changed: tuple[str, ...] = ()
+    """A line for each field of the config that is not as the run began with it."""
 
 
 async def starting_point(

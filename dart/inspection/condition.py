@@ -21,7 +21,7 @@ from dart.errors import UserError
 from dart.inspection.opening import RunFiles
 from dart.inspection.records import RunStatus
 from dart.inspection.wording import plain, quarantine_lines, stall_lines
-from dart.rundir import RunDirectory
+from dart.rundir import HERE, RunDirectory
 from dart.store.reader import select_last_sequence, select_newest
 from dart.store.records import Event, RunKind, RunRecord, RunState, event_from_row
 from dart.v1 import control_pb2 as cpb
@@ -36,6 +36,9 @@ MOST_CREDENTIAL = 64 << 10
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[\w.-]+):\d{1,5}")
 """gRPC would take other forms, too, such as unix:PATH."""
 MOST_FAILURES = 3
+CONTINUING = ("train", "coordinator", "launch", "eval")
+"""The commands of dart that continue a run."""
+MOST_OF_WORD = 4096
 MOST_EVENTS = 1000
 """Stall events that are searched, newest first, for stalls that were not over."""
 
@@ -192,7 +195,7 @@ class Ended:
         if self.last_event is not None:
             yield f"the last event, {plain(self.last_event.kind)}, was at {clock(self.last_event.unix_seconds)}"
         if self.state in (RunState.INTERRUPTED, RunState.FAILED):
-            yield go_on(self.record.kind, self.directory)
+            yield from go_on(self.record.kind, self.directory, self.record.config.get("again")).splitlines()
 
     def to_json(self) -> dict[str, JSON]:
         return {
@@ -250,22 +253,18 @@ async def last_sequence(files: RunFiles) -> int:
     return int((await files.rows(select_last_sequence(files.run_id)))[0]["last"])
 
 
-def go_on(kind: RunKind, directory: Path) -> str:
-    """What to do with a run that did not finish."""
-    match kind:
-        case RunKind.TRAINING:
-            config = RunDirectory(directory).config
-            return (
-                f"continue with: dart train {config} --resume {directory} (or as it was started: with `dart "
-                f"coordinator {config} --resume {directory}` and its workers, or `dart launch … --run {directory}`)"
-            )
-        case RunKind.COLLECTION:
-            return f"what it collected can still be used: curation.pool.sources=[{directory}], or sft.sources"
-        case RunKind.EVALUATION:
-            return (
-                f"continue with: dart eval {RunDirectory(directory).config} --resume {directory} (and with its "
-                "--endpoint options, --external-workers and --against, if it had any)"
-            )
+def go_on(kind: RunKind, directory: Path, again: object = ()) -> str:
+    """What to do with a run that did not finish: a line, and the command that continues it on a line of its own.
+
+    `again`: the words of that command as the run recorded them. Runs of earlier releases have none.
+    """
+    if kind is RunKind.COLLECTION:
+        return f"what it collected can still be used: curation.pool.sources=[{directory}], or sft.sources"
+    words = [plain(str(word), MOST_OF_WORD) for word in again] if isinstance(again, list | tuple) else []
+    if words[:1] != ["dart"] or words[1:2] not in [[name] for name in CONTINUING]:
+        words = ["dart", "eval" if kind is RunKind.EVALUATION else "train", f"{HERE}/config.yaml", "--resume", HERE]
+    workers = ", and start its workers again" if words[1] == "coordinator" or "--external-workers" in words else ""
+    return f"continue with this command{workers}:\n{RunDirectory(directory).command(words)}"
 
 
 def _still(stalled: Sequence[Event], moving: Sequence[Event]) -> tuple[Stall, ...]:

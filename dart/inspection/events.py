@@ -145,6 +145,7 @@ _SENTENCES = {
     "checkpoint_upload_failed": "no copy at {path}: {why}",
     "checkpoint_broken": "checkpoint of version {version} cannot be used: {why}",
     "evaluation": "held-out success {mean} ({low} to {high}) in {episodes} episodes: {label} {decoding}",
+    "config_changed": "changed since the run began: {changed}",
     "left_out": "{replicas} take no weights: {reason}",
     "trainer_lost": "the trainer was lost: {why}",
     "trainer_remark": "update {update}: {why}",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -57,7 +58,8 @@ def start(options: K8sOptions) -> None:
     """Write the values and have Helm install or upgrade the release; with `dry_run`, print them. Raises UserError."""
     config = load(options.config, options.overrides)
     release = release_name(config)
-    text = yaml.dump(values(config), Dumper=_Readable, sort_keys=False, width=1000)
+    again = {"again": shlex.join(_again(options))}
+    text = yaml.dump(again | values(config), Dumper=_Readable, sort_keys=False, width=1000)
     if config.trainer.ranks > 1 and config.cluster.device == "gpu":
         click.echo(
             f"warning: each of the {config.trainer.ranks} trainer ranks is a pod, and NCCL takes pods for machines: "
@@ -89,6 +91,13 @@ def start(options: K8sOptions) -> None:
             f"{file}"
         )
     click.echo(done.stdout, nl=False)
+
+
+def _again(options: K8sOptions) -> list[str]:
+    """The command that continues the run. Its pods do it by themselves until the release is removed."""
+    given = [word for override in options.overrides for word in ("--set", override)]
+    namespace = ["--namespace", options.namespace] if options.namespace else []
+    return ["dart", "launch", "k8s", str(options.config.absolute()), *given, *namespace]
 
 
 def release_name(config: Config) -> str:

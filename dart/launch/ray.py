@@ -11,6 +11,7 @@ the others by this process, in memory.
 from __future__ import annotations
 
 import contextlib
+import shlex
 import signal
 import sys
 import time
@@ -25,13 +26,15 @@ import yaml
 from dart import __version__
 from dart.config import Config, load
 from dart.errors import INTERRUPTED, USER_ERROR, UserError
+from dart.inspection.condition import go_on
 from dart.launch.plan import Group, ending_seconds, plan
 from dart.launch.ray_cluster import Actor, RayCluster
 from dart.launch.restarts import COORDINATOR, Action, End, Finish, Restarts, Say, Start, Stop
 from dart.launch.supervisor import FILES, Listening, Order, Place, Unusable
 from dart.processes.secrets import AUTHORITY
 from dart.processes.settings import ending_signals
-from dart.rundir import RunDirectory
+from dart.rundir import HERE, RunDirectory
+from dart.store.records import RunKind
 from dart.wire.channel import TOKEN_ENVIRONMENT
 
 LOOK_SECONDS = 0.5
@@ -117,7 +120,9 @@ def launch(config_file: Path, overrides: tuple[str, ...], run: Path | None, *, d
         click.echo(yaml.safe_dump(_described(config, groups, run), sort_keys=False, width=1000), nl=False)
         return
     with RayCluster.joined(config.cluster.ray, groups) as cluster, _signals() as signals:
-        end = Driver(config, groups, run, cluster, signals).run()
+        given = [word for override in overrides for word in ("--set", override)]
+        again = ("dart", "launch", "ray", str(config_file.absolute()), *given, "--run", HERE)
+        end = Driver(config, groups, run, cluster, signals, again=again).run()
     if end.code in {0, INTERRUPTED}:
         say(end.message)
         sys.exit(end.code)
@@ -179,6 +184,8 @@ class Driver:
     listening: Listening | None = None
     run_directory: str = ""
     end: Finish | None = None
+    again: tuple[str, ...] = ()
+    """The command that continues the run."""
     _pending: dict[Any, _Awaited] = field(default_factory=dict)
     _later: list[tuple[float, tuple[str, ...]]] = field(default_factory=list)
 
@@ -328,8 +335,11 @@ class Driver:
         if part == "train" and (first := self._ranks()[0].place):
             environment |= rank_environment(process, first)
         address = listening.address if listening else ""
+        line = words(process, self.run_directory, process.place.host, address)
+        if part == "coordinator" and self.again:
+            line += ("--again", shlex.join(self.again))
         return Order(
-            process.name, words(process, self.run_directory, process.place.host, address), self.run_directory,
+            process.name, line, self.run_directory,
             str(Path.cwd()), self.config.retention.log_bytes, environment, files,
         )  # fmt: skip
 
@@ -387,8 +397,9 @@ class Driver:
                     self._ended(awaited.process, value)
 
     def _interrupted(self) -> str:
-        again = f"; `dart launch ray CONFIG --run {self.run_directory}` continues" if self.run_directory else ""
-        return f"interrupted{again}"
+        if not self.run_directory:
+            return "interrupted"
+        return f"interrupted; {go_on(RunKind.TRAINING, Path(self.run_directory), self.again)}"
 
     def _report_waiting(self) -> None:
         for process in self.processes.values():

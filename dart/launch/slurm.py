@@ -26,7 +26,7 @@ from dart.config.cluster import Slurm
 from dart.core.fleet.restarts import LASTING_SECONDS, MOST_RESTARTS
 from dart.errors import INTERRUPTED, NOT_READY, USER_ERROR, UserError
 from dart.launch.plan import GOODBYE_SECONDS, Group, plan
-from dart.rundir import RunDirectory
+from dart.rundir import HERE, RunDirectory
 
 MB_PER_GB = 1000
 
@@ -143,6 +143,7 @@ def _variables(settings: Slurm, run: Path) -> dict[str, str | int | Path]:
         "logs": str(run / "logs").replace("%", "%%"),
         "config": _config(run),
         "script": _script(run),
+        "continuing": shlex.join(["dart", "launch", "slurm", f"{HERE}/{_config(run).name}", "--run", HERE]),
         "python": settings.python or sys.executable,
         "save_seconds": settings.signal_seconds - GOODBYE_SECONDS,
         "requeue": "yes" if settings.requeue else "no",

@@ -76,7 +76,7 @@ process() {
     case $part in
     coordinator)
         trap pass_on TERM
-        keep "$part" "$python" -m dart coordinator "$config" --run "$run" --host "$host" --quiet \
+        keep "$part" "$python" -m dart coordinator "$config" --run "$run" --host "$host" --quiet --again "$continuing" \
             --set "checkpoint.interrupt_seconds=$save_seconds"
         ;;
     train)
@@ -134,7 +134,8 @@ again() {
         echo "$(date +%FT%T) interrupted; the job queues again"
         asked scontrol requeue "$SLURM_JOB_ID"
     else
-        echo "$(date +%FT%T) interrupted; dart launch slurm ... --run $(printf %q "$run") continues it"
+        echo "$(date +%FT%T) interrupted; continue with this command:"
+        echo "dart launch slurm $(printf %q "$config") --run $(printf %q "$run")"
     fi
     exit "$interrupted"
 }

@@ -190,7 +190,7 @@ class _Said:
     """A process's output, on its way."""
 
     def __init__(self, order: Order) -> None:
-        self.last = ""
+        self.last, self._failed = "", False
         run = RunDirectory(Path(order.run))
         self._log = logging.Logger(order.name)  # of its own: a node may have processes of several runs
         with contextlib.suppress(OSError):  # the folder is not there, or not for this node to write
@@ -206,7 +206,9 @@ class _Said:
             with contextlib.suppress(OSError, ValueError):
                 print(shown, flush=True)
             self._log.info("%s", shown)
-            self.last = shown.strip().removeprefix("error: ") or self.last
+            if shown.startswith("error: ") or not self._failed:  # what follows an error is how to go on after it
+                self._failed = shown.startswith("error: ")
+                self.last = shown.strip().removeprefix("error: ") or self.last
         for handler in self._log.handlers:
             handler.close()
 

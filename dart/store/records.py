@@ -27,7 +27,8 @@ from dart.store import tables
 STORY = frozenset(
     {"phase", "worker", "update", "evaluation", "checkpoint", "checkpoint_broken", "checkpoint_failed",
      "checkpoint_uploaded", "checkpoint_upload_failed", "released_again",
-     "trainer_lost", "pool_filled", "collected", "submitted", "paused", "resumed", "failed"}
+     "trainer_lost", "pool_filled", "collected", "submitted", "paused", "resumed", "config_changed",
+     "failed"}
 )  # fmt: skip
 """Kinds of events that are kept as long as the run itself: its results with their times, and when each worker came and
 was lost, without which the timeline (`inspection.timeline`) knows nothing of a worker that has long been there."""

@@ -162,7 +162,10 @@ def test_a_run_that_cannot_be_set_up_has_failed_and_goes_on_with_its_own_vocabul
 
 @pytest.mark.parametrize(
     ("job", "remedy"),
-    [(Train(), r"continue with: dart train .* --resume "), (COLLECT, "what it collected can still be used")],
+    [
+        (Train(), r"continue with this command:\ndart train .* --resume "),
+        (COLLECT, "what it collected can still be used"),
+    ],
 )
 def test_what_to_do_with_a_run_that_has_lost_a_process_depends_on_its_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: Job, remedy: str

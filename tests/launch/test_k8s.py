@@ -140,7 +140,8 @@ def test_helm_gets_the_chart_the_values_and_the_namespace(tmp_path: Path, monkey
     assert result.stdout.split() == [
         "upgrade", "--install", "mini-wob-2", str(chart), "-f", str(file), "--namespace", "rl", "--create-namespace",
     ]  # fmt: skip
-    assert yaml.safe_load(file.read_text()) == values(parse(RUN))
+    again = f"dart launch k8s {tmp_path}/config.yaml --namespace rl"
+    assert yaml.safe_load(file.read_text()) == {"again": again, **values(parse(RUN))}
 
 
 def test_what_helm_says_when_it_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,6 +91,16 @@ def test_the_whole_config_arrives_as_it_was() -> None:
     assert arrived.model_dump(exclude={"cluster"}) == config.model_dump(exclude={"cluster"})
 
 
+def test_the_coordinator_is_told_the_command_that_continues_the_run() -> None:
+    again = """dart launch k8s '/my configs/{{ a }} "b".yaml' --namespace rl"""
+    (one,) = [
+        each
+        for each in manifests(values(parse(GPUS)) | {"again": again})
+        if "coordinator" in str(each.get("spec", {}).get("serviceName"))
+    ]
+    assert f"--again={again}" in one["spec"]["template"]["spec"]["containers"][0]["args"]
+
+
 def test_two_releases_share_no_name() -> None:
     given = values(parse(GPUS)) | {"tokens": {}, "tls": {}}
     assert all(one["metadata"]["name"].startswith("demo-") for one in manifests(given))

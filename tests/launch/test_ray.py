@@ -239,6 +239,15 @@ def test_two_runs_on_one_cluster_end_whole_one_by_ctrl_c_and_one_killed(cluster:
     nothing_is_left(cluster, other)
 
 
+def test_the_coordinator_is_told_the_command_that_continues_the_run(tmp_path: Path) -> None:
+    config, again = load(DEMO), ("dart", "launch", "ray", "/a b.yaml", "--run", "@run")
+    driver = Driver(config, plan(config), None, cast(RayCluster, None), _Signals(), again=again)
+    driver.run_directory, coordinator = str(tmp_path), driver.processes["coordinator"]
+    coordinator.place = Place("127.0.0.1", 1, "here")
+    assert driver._order(coordinator).words[-2:] == ("--again", "dart launch ray '/a b.yaml' --run @run")
+    assert driver._interrupted().splitlines()[-1] == f"dart launch ray '/a b.yaml' --run {tmp_path}"
+
+
 @needs_ray
 def test_each_replica_and_rank_gets_gpus_of_its_own_from_ray(cluster: Any, tmp_path: Path) -> None:
     """Nodes that claim to have GPUs: what Ray assigns, as the processes see it."""

@@ -113,9 +113,10 @@ def test_bash_reads_the_script_as_it_is_meant(tmp_path: Path, name: str) -> None
     file.write_text(text)
     subprocess.run(["bash", "-n", str(file)], check=True)
     head = text.partition("# What follows")[0]
-    asked = f'{head}\nmodule() {{ :; }}; prepare rollout; printf "%s\\n" "$run" "$config" "$VLLM_LOGGING_LEVEL"'
+    asked = f'{head}\nmodule() {{ :; }}; prepare rollout; printf "%s\\n" "$run" "$continuing" "$VLLM_LOGGING_LEVEL"'
     said = subprocess.run(["bash", "-c", asked], check=True, capture_output=True, text=True).stdout.splitlines()
-    assert said == [str(run), str(run / "slurm.yaml"), "it's ERROR"]
+    continuing = "dart launch slurm @run/slurm.yaml --run @run"
+    assert said == [str(run), continuing, "it's ERROR"]
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="no shellcheck here: apt-get install shellcheck")

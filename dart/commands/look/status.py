@@ -223,7 +223,7 @@ def _print_past(past: Past, as_json: bool) -> None:
     if record.finished:
         click.echo(f"ended {clock(record.finished)}")
     if past.state in (RunState.INTERRUPTED, RunState.FAILED):
-        click.echo(go_on(record.kind, past.directory))
+        click.echo(go_on(record.kind, past.directory, record.config.get("again")))
     if record.summary and (collected := record.summary.get("collected")):
         kept = ", ".join(f"{name} {counts['kept']}" for name, counts in collected["per_task"].items())
         click.echo(f"collected from {collected['teacher']}: {kept}")
