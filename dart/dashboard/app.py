@@ -29,7 +29,7 @@ from dart.errors import UserError
 from dart.inspection import records as r
 from dart.inspection.condition import dial_of
 from dart.inspection.inspector import Inspector, compare
-from dart.inspection.opening import NotFound
+from dart.inspection.opening import NotFound, shown, told
 from dart.store.records import RunState
 from dart.wire.levers import LEVERS, pull
 
@@ -70,11 +70,11 @@ class BadQuery(ValueError):
 
 
 def _not_found(_: Request, error: Exception) -> Response:
-    return JSONResponse({"error": str(error)}, status_code=404)
+    return JSONResponse({"error": shown(str(error))}, status_code=404)
 
 
 def _bad_request(_: Request, error: Exception) -> Response:
-    return JSONResponse({"error": str(error)}, status_code=400)
+    return JSONResponse({"error": shown(str(error))}, status_code=400)
 
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -123,7 +123,9 @@ class _Handlers:
     def _page(self, ask: Callable[[Inspector, Request], Awaitable[object]]) -> Handler:
         async def handler(request: Request) -> Response:
             async with self._library.run(request.path_params["run"]) as inspector:
-                return await _answer(await ask(inspector, request))
+                found = await ask(inspector, request)
+                with told(f"what is shown here of run {inspector.files.id}"):
+                    return await _answer(found)
 
         return handler
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dart.errors import UserError
 from dart.inspection.inspector import Inspector
-from dart.inspection.opening import NotFound
+from dart.inspection.opening import NotFound, shown
 from dart.inspection.records import RunRow
 from dart.inspection.runs import Kept, by_id, list_runs, run_directories
 from dart.rundir import RunDirectory
@@ -49,7 +49,7 @@ class Library:
         """Another run of the same name may have come, and has the id of one that is open."""
         for row in self._rows:
             found = self._open.get(row.id)
-            if found is not None and str(found.files.directory.path) != row.directory:
+            if found is not None and shown(found.files.directory.path) != row.directory:
                 await self._forget(row.id)
 
     @asynccontextmanager

@@ -5,7 +5,6 @@ A run whose process ended says nothing any more; its last events say which stall
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import time
@@ -15,7 +14,7 @@ from pathlib import Path
 
 import grpc
 
-from dart.core.json_text import JSON
+from dart.core.json_text import JSON, read_object
 from dart.core.status import Figures, Stall, Status
 from dart.errors import UserError
 from dart.inspection.opening import RunFiles
@@ -214,8 +213,8 @@ async def how_it_ended(files: RunFiles) -> Ended:
     """What the run's last process left; stalls and failures of the processes before it say nothing about its end."""
     record = await files.record()
     entered = await newest_events(files, "phase", MOST_EVENTS)
-    phases = [str(json.loads(event.json)["phase"]) for event in entered[:2]]
-    began = next((event.sequence for event in entered if json.loads(event.json).get("begins")), 0)
+    phases = [str(read_object(event.json)["phase"]) for event in entered[:2]]
+    began = next((event.sequence for event in entered if read_object(event.json).get("begins")), 0)
     state = files.directory.state(record)
     ended = await newest_events(files, "failed") if state == RunState.FAILED else []
     stalled = await newest_events(files, "stalled", MOST_EVENTS, after=began)
@@ -229,9 +228,9 @@ async def how_it_ended(files: RunFiles) -> Ended:
         record,
         state,
         worked[0] if worked and unfinished else "",
-        str(json.loads(ended[0].json)["why"]) if ended else "",
+        str(read_object(ended[0].json)["why"]) if ended else "",
         _still(stalled, moving) if unfinished else (),
-        tuple((event.unix_seconds, str(json.loads(event.json).get("why", ""))) for event in failed),
+        tuple((event.unix_seconds, str(read_object(event.json).get("why", ""))) for event in failed),
         final[0] if final else None,
         updates[0] if updates else None,
     )
@@ -245,7 +244,7 @@ async def newest_events(files: RunFiles, kind: str = "", limit: int = 1, after: 
 async def last_figures(files: RunFiles) -> Figures | None:
     """The run's figures as of its last update; None before the first."""
     updates = await newest_events(files, "update")
-    return Figures.from_json(json.loads(updates[0].json)) if updates else None
+    return Figures.from_json(read_object(updates[0].json)) if updates else None
 
 
 async def last_sequence(files: RunFiles) -> int:
@@ -271,10 +270,10 @@ def _still(stalled: Sequence[Event], moving: Sequence[Event]) -> tuple[Stall, ..
     """The stalls that have not ended, newest first; both lists are newest first."""
     over: dict[tuple[str, str], int] = {}
     for event in moving:
-        over.setdefault(Stall.from_json(json.loads(event.json)).name, event.sequence)
+        over.setdefault(Stall.from_json(read_object(event.json)).name, event.sequence)
     found: dict[tuple[str, str], Stall] = {}
     for event in stalled:
-        stall = Stall.from_json(json.loads(event.json))
+        stall = Stall.from_json(read_object(event.json))
         if over.get(stall.name, 0) < event.sequence:
             found.setdefault(stall.name, stall)
     return tuple(found.values())

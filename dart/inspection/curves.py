@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 
 from pydantic import JsonValue
 from sqlalchemy import func, select
 
 from dart.core.progress import take_up
-from dart.inspection.opening import RunFiles
+from dart.inspection.opening import RunFiles, said
 from dart.inspection.records import Curves, EvaluationPoint
 from dart.store import tables as t
 
@@ -29,16 +28,17 @@ async def curves(files: RunFiles) -> Curves:
     made = await files.rows(
         select(versions.update, versions.metrics_json).where(versions.run_id == files.run_id).order_by(versions.version)
     )
-    trained = {row["update"]: json.loads(row["metrics_json"]) for row in made}
+    trained = {row["update"]: said(row["metrics_json"]) for row in made}
     updates: dict[int, tuple[float, Mapping[str, JsonValue]]] = {}
     """In ascending order."""
     evaluations: list[EvaluationPoint] = []
     for row in told:
-        data = json.loads(row["json"])
+        data = said(row["json"])
         if row["kind"] == "evaluation":
             evaluations.append(_evaluation(row["unix_seconds"], data, next(reversed(updates), 0)))
             continue
-        take_up(updates, int(data["update"]), (row["unix_seconds"], data))
+        if (number := _number(data.get("update"))) is not None:
+            take_up(updates, int(number), (row["unix_seconds"], data))
     numbers = list(updates)
     return Curves(
         updates=tuple(numbers),
@@ -65,7 +65,7 @@ async def updates_after(files: RunFiles, sequence: int) -> dict[int, int]:
         .where(c.run_id == files.run_id, c.kind == "update", c.sequence > sequence)
         .order_by(c.sequence)
     )
-    last = {int(json.loads(row["json"])["update"]): int(row["sequence"]) for row in told}
+    last = {int(_number(said(row["json"]).get("update")) or 0): int(row["sequence"]) for row in told}
     return dict(sorted(last.items(), key=lambda item: item[1]))
 
 

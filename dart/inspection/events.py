@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pydantic import JsonValue
 from sqlalchemy import ColumnElement, RowMapping, and_, func, or_, select, true
 
-from dart.inspection.opening import RunFiles
+from dart.inspection.opening import RunFiles, said
 from dart.inspection.records import EventPage, EventRow
 from dart.inspection.wording import plain
 from dart.store import tables as t
@@ -48,7 +48,7 @@ async def events(
     if not before:
         by_kind = select(_c.kind, func.count().label("count")).where(_c.run_id == files.run_id).group_by(_c.kind)
         counted = {row["kind"]: row["count"] for row in await files.rows(by_kind.order_by(_c.kind))}
-    shown = [_event(row["sequence"], row["unix_seconds"], row["kind"], json.loads(row["json"])) for row in rows[:limit]]
+    shown = [_event(row) for row in rows[:limit]]
     return EventPage(tuple(shown), shown[-1].sequence if len(rows) > limit else 0, counted)
 
 
@@ -81,11 +81,13 @@ def _kinds_that_say(word: str) -> tuple[str, ...]:
 
 
 def _says(row: RowMapping, text: str) -> bool:
-    return text.casefold() in sentence(row["kind"], json.loads(row["json"])).casefold()
+    return text.casefold() in sentence(row["kind"], said(row["json"])).casefold()
 
 
-def _event(sequence: int, when: float, kind: str, data: Mapping[str, JsonValue]) -> EventRow:
-    return EventRow(sequence, when, kind, sentence(kind, data), data)
+def _event(row: RowMapping) -> EventRow:
+    kind, data = row["kind"], said(row["json"])
+    words = sentence(kind, data) if data or row["json"] == "{}" else "it is damaged: it is no JSON object"
+    return EventRow(row["sequence"], row["unix_seconds"], kind, words, data)
 
 
 def sentence(kind: str, data: Mapping[str, JsonValue]) -> str:

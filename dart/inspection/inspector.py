@@ -11,7 +11,7 @@ from sqlalchemy import func, select
 
 from dart.inspection import comparison, condition, curves, events, runs, tasks, timeline, trajectories
 from dart.inspection import records as r
-from dart.inspection.opening import RunFiles
+from dart.inspection.opening import RunFiles, told
 from dart.rundir import RunDirectory
 from dart.store import tables as t
 
@@ -37,7 +37,8 @@ def _of_files(
 
     @functools.wraps(read)
     async def method(self: Inspector, /, *asked: Asked.args, **named: Asked.kwargs) -> Told:
-        return await read(self.files, *asked, **named)
+        with told(f"what is shown here ({read.__name__}) of run {self.files.id}"):
+            return await read(self.files, *asked, **named)
 
     return method
 
@@ -72,7 +73,8 @@ class Inspector:
     sides = _of_files(comparison.sides)
 
     async def timeline(self, start: float | None = None, end: float | None = None) -> r.Timeline:
-        return await timeline.timeline(self.files, start, end)
+        with told(f"the timeline of run {self.files.id}"):
+            return await timeline.timeline(self.files, start, end)
 
     async def image(self, sha256: str) -> tuple[bytes, str]:
         """A screenshot's bytes and media type."""
@@ -106,4 +108,5 @@ class Inspector:
 
 async def compare(first: Inspector, first_evaluation: str, second: Inspector, second_evaluation: str) -> r.Comparison:
     """The second side against the first (`comparison.compare`)."""
-    return await comparison.compare(first.files, first_evaluation, second.files, second_evaluation)
+    with told(f"run {first.files.id}, or {second.files.id},"):
+        return await comparison.compare(first.files, first_evaluation, second.files, second_evaluation)

@@ -23,9 +23,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, RowMapping, Select, create_engine, select
-from sqlalchemy.exc import DatabaseError
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import QueuePool
 
+from dart.core.json_text import read_object
 from dart.errors import UserError
 from dart.rundir import RunDirectory
 from dart.screenshots.directory import ScreenshotDirectory, file_name
@@ -67,6 +68,11 @@ MEDIA_TYPES = {b"\x89PNG": "image/png", b"\xff\xd8\xff": "image/jpeg", b"RIFF": 
 """The first bytes of the pictures that a browser is given."""
 
 
+def shown(name: str | Path) -> str:
+    """A file's name as a text that every reader accepts: bytes of it that are no UTF-8 stand as \\xff."""
+    return str(name).encode("utf-8", "backslashreplace").decode().replace("\\udc", "\\x")
+
+
 class NotFound(UserError):
     """The run has no such trajectory, group, task or screenshot."""
 
@@ -101,6 +107,14 @@ def told(what: str) -> Iterator[None]:
         raise UserError(f"{what} is damaged: {type(error).__name__}: {str(error)[:300]}") from error
 
 
+def said(text: str) -> dict[str, Any]:
+    """What an event says; a damaged one says nothing, and costs no page of the others."""
+    try:
+        return read_object(text)
+    except ValueError:
+        return {}
+
+
 class _Screenshots:
     """A folder of screenshots whose files are read as `store.regular` says."""
 
@@ -119,11 +133,16 @@ class RunFiles:
     """One run, to be read: `async with await RunFiles.open(directory) as files`."""
 
     def __init__(
-        self, directory: RunDirectory, file: Path, copied: tempfile.TemporaryDirectory[str] | None = None
+        self,
+        directory: RunDirectory,
+        file: Path,
+        copied: tempfile.TemporaryDirectory[str] | None = None,
+        seconds: float = QUERY_SECONDS,
     ) -> None:
-        """Raises UserError where the database or the screenshots are elsewhere and there is no driver for that."""
+        """`seconds`: of the processor, for each `read`. Raises UserError where the database or the screenshots are
+        elsewhere and there is no driver for that."""
         self.directory = directory
-        self.id = directory.name
+        self.id = shown(directory.name)
         """What a reader calls the run: its directory's name, also of one that was renamed, or what `open` was given."""
         self.notes: list[str] = []
         """What is unusual about the files, a sentence each."""
@@ -131,7 +150,7 @@ class RunFiles:
         self._copied = copied
         where = files_at(directory.screenshots)
         self._screenshots = _Screenshots(where.root) if isinstance(where, ScreenshotDirectory) else where
-        self._ending = False
+        self._ending, self._seconds = False, seconds
         self._threads = ThreadPoolExecutor(READERS, thread_name_prefix="inspection")
         self._mode = LIVE
         self._then = self._now()
@@ -145,15 +164,15 @@ class RunFiles:
         )
 
     @classmethod
-    async def open(cls, directory: RunDirectory, id: str | None = None) -> RunFiles:
-        """`id`: where the directory's name would not tell it from another.
+    async def open(cls, directory: RunDirectory, id: str | None = None, seconds: float = QUERY_SECONDS) -> RunFiles:
+        """`id`: where the directory's name would not tell it from another. `seconds`: as of the constructor.
 
         Raises UserError where there is no database of dart's, or one that this dart cannot read.
         """
         if not directory.is_run:
             raise UserError(f"{directory.path} is not a run directory: it has no {directory.database.name}")
         _check_place(directory)
-        files = cls(directory, directory.database)
+        files = cls(directory, directory.database, None, seconds)
         try:
             version = await files._schema_version()
             if version < t.SCHEMA_VERSION:
@@ -189,8 +208,13 @@ class RunFiles:
         try:
             file = Path(copied.name) / directory.database.name
             await asyncio.get_running_loop().run_in_executor(None, _copy, directory.database, file)
-            async with await Database.open(sqlite_url(file), Path(copied.name) / "blobs", create=False, migrate=True):
-                pass
+            with told(str(directory.database)):
+                blobs = Path(copied.name) / "blobs"
+                async with await Database.open(sqlite_url(file), blobs, create=False, migrate=True):
+                    pass
+        except SQLAlchemyError as error:
+            copied.cleanup()
+            raise UserError(f"{directory.database} is damaged: it cannot be migrated: {str(error)[:300]}") from None
         except BaseException:
             copied.cleanup()
             raise
@@ -274,7 +298,7 @@ class RunFiles:
         version: int | None = None
         with suppress(*(() if self._server else (UserError,))):  # a server says itself what is wrong
             version = await self.read(lambda connection: connection.execute(select(t.schema.c.version)).scalar_one())
-        if version is None:
+        if not isinstance(version, int):
             raise UserError(f"{self._shown} is not a dart database, or is damaged: name the directory of a run")
         if version < t.OLDEST_MIGRATED:
             raise UserError(
@@ -300,15 +324,15 @@ class RunFiles:
                     return work(connection)
                 finally:
                     connection.exec_driver_sql("ROLLBACK")
-        except (DatabaseError, sqlite3.Error) as error:
+        except (SQLAlchemyError, sqlite3.Error) as error:
             remedy = "check that the file is whole and readable"
             if self._server:
                 remedy = "start the server, or check its user's rights"
             raise UserError(f"{self._shown} cannot be read ({getattr(error, 'orig', error)}): {remedy}") from None
 
     def _limit(self, connection: Any) -> None:
-        """From now on it has `QUERY_SECONDS`, and ends at once where this is closed."""
-        until = time.thread_time() + QUERY_SECONDS
+        """From now on it has its seconds, and ends at once where this is closed."""
+        until = time.thread_time() + self._seconds
         connection.set_progress_handler(lambda: self._ending or time.thread_time() > until, STEPS_BETWEEN_LOOKS)
 
     async def rows(self, statement: Select[Any]) -> Sequence[RowMapping]:

@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import JsonValue
+from pydantic import JsonValue, TypeAdapter
 from sqlalchemy import ColumnElement, Connection, func, select
 
 from dart.core.curation.judging import REPLACED
 from dart.core.fates import dropped
+from dart.core.json_text import read_object
 from dart.errors import UserError
 from dart.inspection.condition import last_figures, newest_events
-from dart.inspection.opening import RunFiles, state_of
+from dart.inspection.opening import RunFiles, shown, state_of, told
 from dart.inspection.records import Checkpoint, RunOverview, RunRow
 from dart.inspection.tokens import find_tokenizer
 from dart.rundir import RunDirectory
 from dart.store import tables as t
 from dart.store.records import GroupKind, RunKind, RunRecord, RunState
 
+AT_ONCE = 4
+"""Runs that are read for the list at a time."""
+LISTED_SECONDS = 1.0
+"""Of the processor, for each thing that the list asks of a run."""
+_ROW = TypeAdapter(RunRow)
 SECRET = "(not shown)"
 _SECRET_WORDS = (
     "token", "key", "password", "passwords", "secret", "secrets", "authorization", "credential", "credentials",
@@ -61,11 +66,15 @@ def by_id(directories: Sequence[RunDirectory]) -> dict[str, RunDirectory]:
     """
     places: defaultdict[str, list[tuple[str, ...]]] = defaultdict(list)
     for directory in directories:
-        places[directory.name].append(_place(directory))
+        places[shown(directory.name)].append(_place(directory))
     found: dict[str, RunDirectory] = {}
     for directory in directories:
-        name = directory.name
-        found[f"{name} ({_end(_place(directory), places[name])})" if name in found else name] = directory
+        name = id = shown(directory.name)
+        if id in found:
+            id = f"{name} ({shown(_end(_place(directory), places[name]))})"
+        while id in found:  # a name may look like another's
+            id += "'"
+        found[id] = directory
     return found
 
 
@@ -92,7 +101,13 @@ async def list_runs(paths: Sequence[Path], kept: Kept | None = None) -> list[Run
 
 
 async def rows_of(directories: Sequence[RunDirectory], kept: Kept | None = None) -> list[RunRow]:
-    rows = [await _row(id, directory, {} if kept is None else kept) for id, directory in by_id(directories).items()]
+    turn = asyncio.Semaphore(AT_ONCE)
+
+    async def one(id: str, directory: RunDirectory) -> RunRow:
+        async with turn:
+            return await _row(id, directory, {} if kept is None else kept)
+
+    rows = await asyncio.gather(*(one(id, directory) for id, directory in by_id(directories).items()))
     return sorted(rows, key=lambda row: row.started, reverse=True)
 
 
@@ -102,22 +117,20 @@ async def _row(id: str, directory: RunDirectory, kept: Kept) -> RunRow:
     if row is not None and then == now:
         return replace(row, id=id)
     try:
-        files = await RunFiles.open(directory, id)
-    except UserError as error:
-        return _unreadable(id, directory, str(error))
-    try:
-        row = await run_row(files)
-    except UserError as error:
-        return _unreadable(id, directory, str(error))
-    finally:
-        await files.close()
-    if files.migrated or (row.state != RunState.RUNNING and directory.place.database is None):
+        with told(shown(directory.path)):
+            files = await RunFiles.open(directory, id, LISTED_SECONDS)
+            async with files:
+                row = _ROW.validate_python(asdict(await run_row(files)), strict=True)
+            keeps = files.migrated or (row.state != RunState.RUNNING and directory.place.database is None)
+    except (UserError, OSError) as error:
+        return _unreadable(id, directory, shown(str(error)))
+    if keeps:
         kept[directory.path] = now, row
     return row
 
 
 def _unreadable(id: str, directory: RunDirectory, problem: str) -> RunRow:
-    return RunRow(id, directory.name, "", "", 0.0, None, str(directory.path), 0, 0, None, problem)
+    return RunRow(id, shown(directory.name), "", "", 0.0, None, shown(directory.path), 0, 0, None, problem)
 
 
 async def run_row(files: RunFiles) -> RunRow:
@@ -126,7 +139,7 @@ async def run_row(files: RunFiles) -> RunRow:
     success = figures.success_rate if figures else None
     if record.kind == RunKind.EVALUATION:
         evaluated = await newest_events(files, "evaluation")
-        success = float(json.loads(evaluated[0].json)["mean"]) if evaluated else None
+        success = float(read_object(evaluated[0].json)["mean"]) if evaluated else None
     count = await files.read(lambda connection: _counted(connection, record))
     return RunRow(
         id=files.id,
@@ -135,7 +148,7 @@ async def run_row(files: RunFiles) -> RunRow:
         state=str(files.directory.state(record)),
         started=record.started,
         finished=record.finished,
-        directory=str(files.directory.path),
+        directory=shown(files.directory.path),
         updates=figures.counts.updates if figures else 0,
         trajectories=count,
         success_rate=success,

@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, RowMapping, Select, and_, case, func, select, true
 
 from dart.inspection.condition import last_figures
-from dart.inspection.opening import NotFound, RunFiles
+from dart.inspection.opening import NotFound, RunFiles, said
 from dart.inspection.records import PlanChange, PoolEntry, TaskDetail, TaskPoint, TaskRow
 from dart.store import tables as t
 from dart.store.records import GroupKind
@@ -228,7 +228,7 @@ def _plans(connection: Connection, run_id: str, name: str) -> tuple[PlanChange, 
         .order_by(c.sequence.desc())
         .limit(MOST_CHANGES)
     )
-    changes = [(when, json.loads(text)) for when, text in told]
+    changes = [(when, said(text)) for when, text in told]
     return tuple(PlanChange(when, str(data.get("reason", ""))) for when, data in changes if data.get("task") == name)
 
 

@@ -11,7 +11,6 @@ since: marks from then on, and spans that had not ended then, with their true st
 from __future__ import annotations
 
 import heapq
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from pydantic import JsonValue
 from sqlalchemy import func, select
 
 from dart.core.fleet.health import Condition
-from dart.inspection.opening import RunFiles
+from dart.inspection.opening import RunFiles, said
 from dart.inspection.records import Episodes, Lane, Mark, Span, Timeline
 from dart.store import tables as t
 
@@ -83,7 +82,7 @@ class _Known:
 
     def take(self, row: Mapping[Any, Any]) -> None:
         """The next event."""
-        at, kind, data = row["unix_seconds"], row["kind"], json.loads(row["json"])
+        at, kind, data = row["unix_seconds"], row["kind"], said(row["json"])
         if kind != "phase":
             self.heard = at
             # One event says of several replicas that they were left out.

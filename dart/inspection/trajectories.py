@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from pydantic import JsonValue
+from pydantic import JsonValue, TypeAdapter, ValidationError
 from sqlalchemy import ColumnElement, Connection, RowMapping, Select, and_, or_, select
 
 from dart.agent.thought import split_thought
 from dart.core.action_json import action_from_json
+from dart.core.json_text import read_json, read_object
 from dart.errors import UserError
 from dart.inspection.opening import NotFound, RunFiles
 from dart.inspection.records import (
@@ -30,7 +31,13 @@ from dart.store import tables as t
 from dart.store.records import step_from_row
 
 MOST_ROWS = 500
+MOST_DAMAGED = 10_000
+"""Characters that are shown of evidence that is no JSON."""
 _c, _g, _s = t.trajectories.c, t.groups.c, t.steps.c
+
+
+_ROW = TypeAdapter(TrajectoryRow)
+_EMPTY = TrajectoryRow("", "", "", "", "", 0, "", "", 0.0, False, 0, 0, "", "", 0, None, None, 0.0, 0.0, False)
 
 
 def rows_with_kind() -> Select[Any]:
@@ -39,10 +46,18 @@ def rows_with_kind() -> Select[Any]:
 
 
 def trajectory_row(row: RowMapping) -> TrajectoryRow:
+    """Of a damaged one only what can be shown, with the damage as its fate."""
     same = ("id", "suite", "seed", "instruction", "termination", "reward", "success", "steps", "step_limit", "fate",
             "pooled_from", "attempt", "oldest_version", "newest_version", "started", "finished", "screenshots_kept",
             "kind")  # fmt: skip
-    return TrajectoryRow(group=row["group_id"], task=row["task_name"], **{name: row[name] for name in same})
+    told = {"group": row["group_id"], "task": row["task_name"], **{name: row[name] for name in same}}
+    try:
+        return _ROW.validate_python(told, strict=True)
+    except ValidationError as error:
+        wrong = {str(one["loc"][0]): one["msg"] for one in error.errors(include_input=False)}
+        fate = "damaged: " + ", ".join(f"{name}: {why}" for name, why in wrong.items())
+        told.pop("fate")
+        return replace(_EMPTY, **{name: value for name, value in told.items() if name not in wrong}, fate=fate)
 
 
 async def trajectories(
@@ -100,8 +115,8 @@ async def trajectory(files: RunFiles, trajectory_id: str) -> TrajectoryDetail:
         # A copy is of the same task, by which there is an index.
         of_task = (_c.run_id == files.run_id, _c.task_name == row["task_name"])
         copies = connection.execute(select(_c.id).where(*of_task, _c.pooled_from == trajectory_id))
-        more = json.loads(row["more_json"] or "{}")
-        advantages = json.loads(row["advantages_json"] or "[]")
+        more = read_object(row["more_json"] or "{}")
+        advantages = read_json(row["advantages_json"] or "[]")
         goals = int(more.get("goal_images", 0))
         e = t.step_entropies.c
         seen = connection.execute(select(t.step_entropies).where(e.trajectory_id == trajectory_id)).mappings()
@@ -113,7 +128,7 @@ async def trajectory(files: RunFiles, trajectory_id: str) -> TrajectoryDetail:
         ).scalar_one_or_none()
         return TrajectoryDetail(
             row=trajectory_row(row),
-            goal_images=tuple(_image(held, one) for one in json.loads(first or "[]")[:goals]),
+            goal_images=tuple(_image(held, one) for one in read_json(first or "[]")[:goals]),
             evidence=_evidence(row["evidence_json"]),
             state_reward=float(more["state_reward"]) if more.get("state_judged") else None,
             steps=tuple(details),
@@ -144,9 +159,9 @@ def _evidence(text: str | None) -> Mapping[str, JsonValue] | None:
     if not text:
         return None
     try:
-        evidence = json.loads(text)
-    except (ValueError, RecursionError):  # a worker may send anything
-        return {"evidence": text}
+        evidence = read_json(text)
+    except ValueError:  # a worker may send anything
+        return {"evidence": str(text)[:MOST_DAMAGED]}
     return evidence if isinstance(evidence, dict) else {"evidence": evidence}
 
 
@@ -170,7 +185,7 @@ def _step(
 ) -> StepDetail:
     """`seen`: what high-entropy step selection saw of it."""
     step = step_from_row(row)
-    images = json.loads(row["images_json"])
+    images = read_json(row["images_json"])
     generation = step.generation
     ids = tuple(generation.token_ids)
     return StepDetail(
@@ -178,7 +193,7 @@ def _step(
         image=_image(held, images[-1]) if images else None,
         text=generation.text,
         thought=split_thought(generation.text)[0],
-        action=json.loads(row["action_json"]) if row["action_json"] else None,
+        action=read_json(row["action_json"]) if row["action_json"] else None,
         label=action_label(step.action, step.parse_error),
         parse_error=step.parse_error,
         reading_rules=step.reading_rules,
@@ -232,7 +247,7 @@ async def group(files: RunFiles, group_id: str) -> GroupDetail:
 
 
 def _member(files: RunFiles, connection: Connection, row: RowMapping) -> Member:
-    advantages = tuple(json.loads(row["advantages_json"] or "[]"))
+    advantages = tuple(read_json(row["advantages_json"] or "[]"))
     columns = (_s["index"], _s.action_json, _s.parse_error, _s.images_json)
     steps = connection.execute(select(*columns).where(_s.trajectory_id == row["id"]).order_by(_s["index"])).mappings()
     held = _held(files, row)
@@ -240,8 +255,8 @@ def _member(files: RunFiles, connection: Connection, row: RowMapping) -> Member:
 
 
 def _glance(held: Callable[[str], bool], row: RowMapping, advantages: Sequence[float]) -> StepGlance:
-    action = json.loads(row["action_json"]) if row["action_json"] else None
-    images = json.loads(row["images_json"])
+    action = read_json(row["action_json"]) if row["action_json"] else None
+    images = read_json(row["images_json"])
     index = row["index"]
     return StepGlance(
         index=index,

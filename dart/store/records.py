@@ -19,7 +19,7 @@ from sqlalchemy import RowMapping, Table
 from dart.core.action_json import action_from_json, action_to_json
 from dart.core.curation.planning import Result
 from dart.core.fates import PENDING, dropped
-from dart.core.json_text import to_json
+from dart.core.json_text import read_json, read_object, to_json
 from dart.core.packing import pack, unpack
 from dart.core.types import Generation, Image, Step, Task, Termination, Trajectory, VersionSpan, plain_fields
 from dart.store import tables
@@ -187,7 +187,7 @@ def _more(*sources: tuple[object, tuple[str, ...]]) -> str | None:
 def _from_more(row: RowMapping, names: tuple[str, ...]) -> Mapping[str, Any]:
     """The values of those fields that the row has. A null was a number that is not finite, and is left out."""
     text = row["more_json"] if names else None
-    values = json.loads(text) if text else {}
+    values = read_object(text) if text else {}
     return {name: values[name] for name in names if values.get(name) is not None}
 
 
@@ -239,16 +239,16 @@ def step_from_row(row: RowMapping) -> Step:
     action = row["action_json"]
     generation = {name: row[name] for name in _GENERATION}
     return Step(
-        images=tuple(Image(bytes.fromhex(d), m, w, h) for d, m, w, h in json.loads(row["images_json"])),
+        images=tuple(Image(bytes.fromhex(d), m, w, h) for d, m, w, h in read_json(row["images_json"])),
         generation=Generation(
             unpack("I", row["prompt_token_ids"]),
             unpack("I", row["token_ids"]),
             unpack("f", row["logprobs"]),
-            tuple(VersionSpan(*span) for span in json.loads(row["versions_json"])),
+            tuple(VersionSpan(*span) for span in read_json(row["versions_json"])),
             **generation,
             **_from_more(row, _MORE_GENERATION),
         ),
-        action=None if action is None else action_from_json(json.loads(action)),
+        action=None if action is None else action_from_json(read_json(action)),
         **{name: row[name] for name in _STEP},
         **_from_more(row, _MORE_STEP),
     )
@@ -268,7 +268,7 @@ def trajectory_from_row(row: RowMapping, steps: Iterable[Step]) -> StoredTraject
         **values,
         **_from_more(row, _MORE_TRAJECTORY),
     )
-    advantages = tuple(json.loads(row["advantages_json"] or "[]"))
+    advantages = tuple(read_json(row["advantages_json"] or "[]"))
     return StoredTrajectory(trajectory, row["attempt"], advantages, row["fate"], row["screenshots_kept"])
 
 
@@ -297,13 +297,32 @@ def group_from_row(row: RowMapping, trajectories: Iterable[StoredTrajectory]) ->
     )
 
 
+_LAST_SECOND = 253_402_300_799.0
+"""Of the year 9999: what comes after has no date."""
+
+
+def _check_run(row: RowMapping) -> None:
+    """Raises ValueError: SQLite takes any type in any column."""
+    for name in ("name", "control_address"):
+        if not isinstance(row[name], str | None) or (name == "name" and row[name] is None):
+            raise ValueError(f"its {name} is no text")
+    for name in ("started", "finished"):
+        when = row[name]
+        if (when is None and name == "started") or not (
+            when is None or (isinstance(when, int | float) and abs(when) <= _LAST_SECOND)
+        ):
+            raise ValueError(f"its time {name} is {str(when)[:40]!r}")
+
+
 def run_from_row(row: RowMapping) -> RunRecord:
+    """Raises ValueError for a row that dart does not write."""
     summary = row["summary_json"]
     same = ("id", "name", "started", "finished", "control_address")
+    _check_run(row)
     return RunRecord(
         kind=RunKind(row["kind"]),
-        config=json.loads(row["config_json"]),
+        config=read_object(row["config_json"]),
         state=RunState(row["state"]),
-        summary=None if summary is None else json.loads(summary),
+        summary=None if summary is None else read_object(summary),
         **{name: row[name] for name in same},
     )

@@ -10,10 +10,14 @@ holds it (`dart.store.records`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
+    Dialect,
     Double,
     ForeignKey,
     ForeignKeyConstraint,
@@ -30,6 +34,22 @@ from dart.store.elsewhere.text import Text
 SCHEMA_VERSION = 7
 OLDEST_MIGRATED = 2
 """Databases of this version and later are migrated in place."""
+
+
+class Bytes(LargeBinary):
+    """SQLite takes any type in any column, and SQLAlchemy would make so many zeros of a number."""
+
+    def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], bytes | None]:
+        return _bytes
+
+
+def _bytes(value: object) -> bytes | None:
+    if isinstance(value, memoryview):  # as PostgreSQL's driver may return it
+        return bytes(value)
+    if not isinstance(value, bytes | None):
+        raise ValueError(f"bytes were expected, and not {str(value)[:40]!r}")
+    return value
+
 
 metadata = MetaData()
 
@@ -123,7 +143,7 @@ screenshots = Table(
     "screenshots",
     metadata,
     # One row for each screenshot of each trajectory: bytes that no row names can be removed (`dart.store.upkeep`).
-    Column("sha256", LargeBinary, primary_key=True),
+    Column("sha256", Bytes, primary_key=True),
     Column("trajectory_id", ForeignKey("trajectories.id"), primary_key=True),
     Index("screenshots_by_trajectory", "trajectory_id"),
     sqlite_with_rowid=False,
@@ -139,9 +159,9 @@ steps = Table(
     Column("action_json", Text),
     Column("parse_error", Text, nullable=False),
     Column("truncated", Boolean, nullable=False),
-    Column("prompt_token_ids", LargeBinary, nullable=False),
-    Column("token_ids", LargeBinary, nullable=False),
-    Column("logprobs", LargeBinary, nullable=False),
+    Column("prompt_token_ids", Bytes, nullable=False),
+    Column("token_ids", Bytes, nullable=False),
+    Column("logprobs", Bytes, nullable=False),
     # None where nothing was sampled.
     Column("mean_logprob", Double),
     Column("versions_json", Text, nullable=False),
@@ -161,7 +181,7 @@ step_entropies = Table(
     Column("entropy", Double, nullable=False),
     Column("selected", Boolean, nullable=False),
     # float16, little-endian, one for each token; empty where they were not told.
-    Column("token_entropies", LargeBinary, nullable=False),
+    Column("token_entropies", Bytes, nullable=False),
     sqlite_with_rowid=False,
 )
 

@@ -32,7 +32,7 @@ from dart.inspection.condition import (
     last_figures,
     no_answer,
 )
-from dart.inspection.opening import RunFiles
+from dart.inspection.opening import RunFiles, told
 from dart.inspection.pace import Pace
 from dart.inspection.records import RunRow
 from dart.inspection.runs import rows_of, run_directories
@@ -84,7 +84,13 @@ async def find(options: StatusOptions, read: Callable[[RunFiles], Awaitable[T]])
                 "(`dart runs` lists them)"
             )
         return Found(answer)
-    directory, silent = RunDirectory.chosen(options.run), None
+    directory = RunDirectory.chosen(options.run)
+    with told(f"run {directory.path}"):
+        return await _found(directory, options, read)
+
+
+async def _found(directory: RunDirectory, options: StatusOptions, read: Callable[[RunFiles], Awaitable[T]]) -> Found[T]:
+    silent = None
     async with await RunFiles.open(directory) as files:
         record = await files.record()
         if directory.state(record) == RunState.RUNNING and (address := record.control_address):
