@@ -38,9 +38,13 @@ from dart.processes.fits import warnings as memory_warnings
 from dart.processes.launcher import Launcher, local_children
 from dart.processes.settings import collect_seldom, interruptible, watch_parent
 from dart.rundir import HERE, Guard, RunDirectory
+from dart.shortage import ready_threads, spare
 from dart.store.database import Database
 from dart.store.lock import Hold
 from dart.store.records import Event, RunKind, RunState
+
+THREADS = 8
+"""For file calls, copies and the like of the coordinator's process, beside those of its store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +135,8 @@ def run_held(wanted: JobRun, hold: Hold) -> Summary | None:
 
 
 async def _run(wanted: JobRun, hold: Hold) -> Summary | None:
+    asyncio.get_running_loop().set_default_executor(ready_threads(THREADS, "work"))
+    spare.hold()
     wanted.directory.settle(wanted.config)
     async with await wanted.directory.open_to_work(create=not wanted.resume) as database:
         database.wait_at_most(wanted.config.run.database_wait_seconds)

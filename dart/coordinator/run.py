@@ -52,6 +52,7 @@ from dart.errors import ProcessLost, UserError, first_of, ungrouped
 from dart.job import Collect, Evaluate, Job, Train
 from dart.rundir import Guard, RunDirectory
 from dart.screenshots.stored import StoredScreenshots
+from dart.shortage import spare
 from dart.store.database import Database
 from dart.store.records import RunState
 from dart.v1 import session_pb2 as pb
@@ -78,8 +79,7 @@ class Run:
     ) -> None:
         """`guard`: protects the directory that this process holds. `trainer_peak`: as the `peak` of `Meter`."""
         self.config, self.directory, self.database = config, directory, database
-        self._job, self._start = job, start
-        self._trains = isinstance(job, Train)
+        self._job, self._start, self._trains = job, start, isinstance(job, Train)
         self.replicas_wanted = job.replicas(config)
         self.fleet = Fleet(config.server.lost_after_seconds, config.server.reply_timeout_seconds)
         screenshots = StoredScreenshots(database.blobs)
@@ -108,7 +108,6 @@ class Run:
             config, database, self.envs, self.policy, self.journal, self._failures, start.evaluations
         )
         self.collection: Collection | None = None
-        """The collection in progress."""
         self._training = Training(
             config, start, directory.checkpoints, database, self.progress, self.journal,
             self.envs, self.policy, self.ranks, self.sync, self.data, self.accounting, Meter(config, trainer_peak),
@@ -141,7 +140,7 @@ class Run:
         wanted = {"env": min(1, self._job.environments(config)), "rollout": self.replicas_wanted, "train": ranks}
         return Watch(
             config, wanted, self.fleet, self.envs, self.replicas, self.accounting, self.progress, self.journal,
-            sampled=self._sampled, status=self.status, health=self.server.serving,
+            sampled=self._sampled, status=self.status, health=self.server.serving, unstored=lambda: self.database.waits,
         )  # fmt: skip
 
     def _make_housekeeping(self, guard: Guard | None) -> Housekeeping | None:
@@ -414,6 +413,7 @@ class Run:
         was = self.progress.phase
         with contextlib.suppress(OSError):  # the rest has to be done even when the disk is full
             self._phase(state.value)
+        spare.release()
         self.database.wait_at_most(ENDING_PATIENCE_SECONDS)
         try:
             if save and was == "training":

@@ -82,6 +82,8 @@ class Scene:
     """By worker."""
     lost: Lost = field(default_factory=Lost)
     held_back: str = ""
+    unstored: str = "the store, which is away"
+    """Why nothing can be stored, if nothing can."""
     before: Mapping[str, int] = field(default_factory=dict)
     """The fates of trajectories when the last update was made."""
 
@@ -99,6 +101,11 @@ class Scene:
 def explain(overdue: Overdue, scene: Scene) -> Stall:
     """What waits, for whom, since when, why, and what a person can do."""
     match overdue.kind:
+        case Kind.STORE:
+            return Stall(
+                overdue.kind, "storing what has finished", scene.unstored, overdue.seconds, "the coordinator's machine",
+                advice="the run goes on by itself once that is mended, and ends after run.database_wait_seconds",
+            )  # fmt: skip
         case Kind.START:
             return _missing(overdue, scene, "the start of the run", _lacking(scene))
         case Kind.STEP | Kind.EPISODE:

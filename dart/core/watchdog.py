@@ -16,12 +16,16 @@ from enum import StrEnum
 
 FAILING_SECONDS = 60.0
 """The bound when every attempt fails, which is shorter than `Limits.sampling`."""
+UNSTORED_SECONDS = 20.0
+"""The bound of a store that waits, if `Limits.sampling` is not shorter: a backup may lock the database for a moment."""
 GROUPS_OF_BATCHES = 4
 """How many batches' worth of trajectories may finish without an update before that is a stall: groups with equal
 rewards are dropped, and some tasks have many of them."""
 
 
 class Kind(StrEnum):
+    STORE = "store"
+    """What has finished cannot be stored: the machine is short of something, or the database is away."""
     START = "start"
     """A worker that the run needs in order to begin is missing."""
     STEP = "step"
@@ -61,6 +65,8 @@ class Pulse:
     """Workers that have become ready so far."""
     answers: int = 0
     """Resets and actions that environments have answered."""
+    unstored: float = 0.0
+    """Seconds for which what has finished has waited to be stored."""
     episodes: int = 0
     """Trajectories that have finished, for training or any other purpose."""
     failures: int = 0
@@ -152,6 +158,8 @@ class Watchdog:
             for mark in (*self._marks.values(), *self._replicas.values()):
                 mark.restart(now)
             self._arrived = now
+        if pulse.unstored >= min(UNSTORED_SECONDS, self._limits.sampling):  # whatever else waits, waits for that
+            return [Overdue(Kind.STORE, pulse.unstored)]
         found = [
             Overdue(kind, seconds)
             for kind, seen, bound, expected in self._expectations(pulse)

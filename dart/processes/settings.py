@@ -8,6 +8,7 @@ import gc
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 
 ENDING_SECONDS = 20.0
@@ -85,6 +86,7 @@ def watch_parent(loop: asyncio.AbstractEventLoop, stop: Callable[[], None], seco
             pass
         with contextlib.suppress(RuntimeError):  # the loop has ended by itself
             loop.call_soon_threadsafe(stop)
-        threading.Timer(seconds, os._exit, (1,)).start()
+        time.sleep(seconds)  # a timer would be another thread, of which the machine may have none
+        os._exit(1)
 
     threading.Thread(target=watch, daemon=True, name="parent-watch").start()

@@ -90,7 +90,7 @@ class BlobStore:
         if self.directory:
             self.directory.prepare()
         self._files: _Files = files
-        self.patience = Patience(0.0)
+        self.patience = Patience(0.0, "the object store of run.blobs, which fails")
         """With an object store that has answered before, and with what the machine is short of."""
         self._answers = 0
         self._away_since: float | None = None

@@ -32,6 +32,7 @@ from dart.rundir import Guard
 from dart.screenshots.directory import SHARDS, ScreenshotDirectory, StoredFile
 from dart.store import lines
 from dart.store.database import Database
+from dart.store.patience import Patience
 from dart.store.records import STORY
 from dart.store.upkeep import Unneeded, Upkeep
 
@@ -73,29 +74,35 @@ class Sweep:
 
 
 class Waits:
-    """Records that threads wait for something that is away: at once, every TELL_SECONDS, and when it is back.
+    """Records that threads wait for something that is away, or that the machine is short of: at once, every
+    TELL_SECONDS, and when it is back.
 
     `why`: the event's text, with a place for the seconds. Make it where the event loop runs.
     """
 
-    def __init__(self, journal: Journal, away: str, back: str, why: str) -> None:
+    def __init__(self, journal: Journal, patience: Patience, away: str, back: str, why: str) -> None:
         self._loop = asyncio.get_running_loop()
-        self._journal, self._away, self._back, self._why = journal, away, back, why
+        self._journal, self._patience, self._usual, self._why = journal, patience, (away, back), why
         self._last: float | None = None
         """The seconds waited when it was recorded last, since it went away."""
+        self._back = back
 
     def told(self, seconds: float, over: bool) -> None:
         """A thread has waited so long; `over`: and need not any longer."""
-        self._loop.call_soon_threadsafe(self._record, seconds, over)
+        self._loop.call_soon_threadsafe(self._record, seconds, over, self._patience.short)
 
-    def _record(self, seconds: float, over: bool) -> None:
+    def _record(self, seconds: float, over: bool, short: str) -> None:
         if over and self._last is not None:
             self._last = None
             self._journal.event(self._back, seconds=round(seconds, 1))
         elif not over and (self._last is None or seconds - self._last >= TELL_SECONDS):
             self._last = seconds
-            self._journal.event(self._away, seconds=round(seconds, 1), why=self._why.format(seconds))
-        self._journal.flush_lines()
+            away, self._back = ("machine_short", "machine_recovered") if short else self._usual
+            why = short or self._why.format(seconds)
+            log.warning("what has finished waits to be stored, for %.0f s so far: %s", seconds, why)
+            self._journal.event(away, seconds=round(seconds, 1), why=why)
+        with contextlib.suppress(OSError):  # they are kept, and written when there is room
+            self._journal.flush_lines()
 
 
 class Housekeeping:
@@ -126,12 +133,12 @@ class Housekeeping:
         """Runs until cancelled. Raises UserError when the run's database is gone."""
         database, screenshots = self._database.patience, self._database.blobs.patience
         database.told = Waits(
-            self._journal, "database_locked", "database_unlocked",
+            self._journal, database, "database_locked", "database_unlocked",
             "another process has locked the database for {:.0f} s, or its server is away: the run continues when it is "
             "there again",
         ).told  # fmt: skip
         screenshots.told = Waits(
-            self._journal, "screenshots_away", "screenshots_back",
+            self._journal, screenshots, "screenshots_away", "screenshots_back",
             "run.blobs has failed for {:.0f} s: what needs its screenshots waits until it is there again",
         ).told  # fmt: skip
         try:

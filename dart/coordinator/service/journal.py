@@ -1,23 +1,24 @@
 """The run's record of itself: every event in order, in metrics.jsonl, in the database and for watchers.
 
 An event goes to metrics.jsonl at once, to the database in batches (`write_events`), and to all watchers. In memory are
-those that the database has not got yet, and the last `KEPT_EVENTS`; a watcher of older ones reads them in the database.
-Every line and every row is valid JSON; numbers that are not finite become null.
+those that the database, or the file, has not got yet, and the last `KEPT_EVENTS`; a watcher of older ones reads them in
+the database. Every line and every row is valid JSON; numbers that are not finite become null.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from collections import deque
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TextIO
 
 from dart.core.json_text import to_json
 from dart.store import lines
 from dart.store.database import Database
+from dart.store.patience import patiently
 from dart.store.records import Event
 
 KEPT_EVENTS = 2_000
@@ -39,9 +40,9 @@ class Journal:
 
     def __init__(self, path: Path, first_sequence: int = 1) -> None:
         self._path = path
-        self._file: TextIO = path.open("a", encoding="utf-8")
-        if ends_within_a_line(path):
-            self._file.write("\n")
+        self._file = path.open("ab", buffering=0)
+        self._lines = bytearray(b"\n" if ends_within_a_line(path) else b"")
+        """Those that are not in the file yet: a disk that is full for a while must cost none of them."""
         self._next = first_sequence
         self._events: deque[Event] = deque()
         self._unwritten: list[Event] = []
@@ -53,7 +54,7 @@ class Journal:
         now = time.time()
         event = Event(self._next, now, kind, to_json(fields))
         self._next += 1
-        self._file.write(to_json({"event": kind, "unix_seconds": round(now, 3), **fields}) + "\n")
+        self._lines += (to_json({"event": kind, "unix_seconds": round(now, 3), **fields}) + "\n").encode()
         self._events.append(event)
         self._unwritten.append(event)
         self._news.set()
@@ -62,16 +63,16 @@ class Journal:
     @property
     def bytes(self) -> int:
         """Length of metrics.jsonl."""
-        return self._file.tell()
+        return self._file.tell() + len(self._lines)
 
     def begin_anew(self) -> bool:
         """Set metrics.jsonl aside and begin a new one. Returns False if an earlier one is not folded yet. Raises
         OSError; the old file then stays in use."""
-        self._file.flush()
+        self.flush_lines()
         if not lines.set_aside(self._path):
             return False
         try:
-            new = self._path.open("a", encoding="utf-8")
+            new = self._path.open("ab", buffering=0)
         except OSError:
             lines.take_back(self._path)
             raise
@@ -80,8 +81,9 @@ class Journal:
         return True
 
     def flush_lines(self) -> None:
-        """Let readers of metrics.jsonl see the last lines now, because the database takes no events for a while."""
-        self._file.flush()
+        """Let readers of metrics.jsonl see the last lines now. Raises OSError, and writes the rest with the next."""
+        while self._lines:
+            del self._lines[: self._file.write(self._lines)]
 
     @property
     def _oldest(self) -> int:
@@ -113,8 +115,13 @@ class Journal:
                 await news.wait()
 
     async def flush(self, database: Database) -> None:
-        """Raises UserError if the database takes nothing; the next call writes these events too."""
-        self._file.flush()
+        """Raises UserError if the database takes nothing, and OSError where metrics.jsonl cannot be written; the next
+        call writes these events too."""
+
+        async def write_lines() -> None:
+            self.flush_lines()
+
+        await patiently(write_lines, database.patience)
         async with self._flushing:
             # They stay until they are confirmed: a transaction whose caller is cancelled may complete, or fail.
             batch = list(self._unwritten)
@@ -125,4 +132,7 @@ class Journal:
                 self._events.popleft()
 
     def close(self) -> None:
-        self._file.close()
+        """Raises OSError if the last lines cannot be written."""
+        with contextlib.closing(self._file):
+            if not self._file.closed:
+                self.flush_lines()

@@ -73,12 +73,14 @@ class Watch:
         sampled: Callable[[], Sampled],
         status: Callable[[], Status],
         health: Callable[[bool], Awaitable[None]],
+        unstored: Callable[[], tuple[float, str]] = lambda: (0.0, ""),
     ) -> None:
+        """`unstored`: how long and why what has finished has waited to be stored."""
         bounds = settings.watchdog
         self._settings, self._wanted = settings, wanted
         self._envs, self._fleet, self._replicas, self._accounting = envs, fleet, replicas, accounting
         self._progress, self._journal = progress, journal
-        self._sampled, self._status, self._health = sampled, status, health
+        self._sampled, self._status, self._health, self._unstored = sampled, status, health, unstored
         seconds = bounds.start_seconds, bounds.sampling_seconds, bounds.update_seconds, bounds.weights_seconds
         self._watchdog = Watchdog(Limits(*seconds, bounds.factor), time.monotonic())
         ends = [bounds.end_after_seconds] if bounds.end_after_seconds else []
@@ -200,6 +202,7 @@ class Watch:
             phase=progress.phase,
             ready=self._ready,
             answers=pace.answers,
+            unstored=self._unstored()[0],
             episodes=progress.counts.trajectories + sampled.beside,
             failures=sum(failures) if all(failures) else 0,
             updates=progress.counts.updates,
@@ -227,7 +230,7 @@ class Watch:
     def _scene(self, now: float) -> Scene:
         owed = {worker.id: self._owed(worker, now) for worker in self._fleet.workers.values()}
         held_back = self._envs.usage.cause(EnvState.IDLE)
-        return Scene(self._status(), self._wanted, owed, self._lost, held_back, self._fates[1])
+        return Scene(self._status(), self._wanted, owed, self._lost, held_back, self._unstored()[1], self._fates[1])
 
     def _owed(self, worker: Worker, now: float) -> Owed:
         command, seconds = worker.end.oldest(now)

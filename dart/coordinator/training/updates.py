@@ -34,14 +34,13 @@ from dart.core.status import Figures, Usage
 from dart.errors import UserError, ungrouped
 from dart.failpoints import failpoint
 from dart.store.database import Database
+from dart.store.patience import patiently
 from dart.store.records import CheckpointRecord
 from dart.v1 import session_pb2 as pb
 from dart.wire.convert import entropies_from_proto
 
 T = TypeVar("T")
-
 log = logging.getLogger(__name__)
-
 LOOK_SECONDS = 1.0
 """The time between two checks of the stop conditions while no batch is complete."""
 STARVED_SECONDS = 60.0
@@ -87,8 +86,7 @@ class Training:
         """Nobody waits for the update in progress any more, which the trainer may finish all the same."""
         self._last_update: dict[str, float] = {}
         every = config.checkpoint.every_updates
-        self._next_save = (start.update // every + 1) * every
-        self._late_save = 0
+        self._next_save, self._late_save = (start.update // every + 1) * every, 0
         self._saved: int | None = None
         """The version of the newest checkpoint of this process."""
         self._abandoned: set[str] = set()
@@ -108,8 +106,7 @@ class Training:
     @property
     def seconds(self) -> float:
         """Seconds spent in this phase, including earlier processes of the run."""
-        live = time.monotonic() - self._since if self._since is not None else 0.0
-        return self._seconds + live
+        return self._seconds + (time.monotonic() - self._since if self._since is not None else 0.0)
 
     def drain(self) -> None:
         """End the phase once the update in progress, if any, is finished."""
@@ -259,12 +256,15 @@ class Training:
                 continue
             await self._database.drop_checkpoint(old.path)
             failpoint("checkpoint-dropped")
-            await asyncio.to_thread(manifest.remove, self._checkpoints / name)
+            await self._remove(name)
         # Of a save that was given up too early, or of a process that was killed before it recorded or removed one.
         recorded = {Path(one.path).name for one in kept} | {loaded} | self._abandoned
         for folder in sorted(self._checkpoints.glob("v??????")):
             if folder.name not in recorded and folder.name < f"v{self._saved or 0:06d}":
-                await asyncio.to_thread(manifest.remove, folder)
+                await self._remove(folder.name)
+
+    async def _remove(self, name: str) -> None:
+        await patiently(lambda: asyncio.to_thread(manifest.remove, self._checkpoints / name), self._database.patience)
 
     async def restore(self) -> None:
         """Load the counters of the earlier process that this one resumes, before anybody asks for them."""

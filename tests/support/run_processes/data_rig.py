@@ -90,5 +90,5 @@ class Rig:
             return await self.data.next_batch(version)
 
     def events(self, kind: str) -> list[dict[str, Any]]:
-        self.journal._file.flush()
+        self.journal.flush_lines()
         return events(self.directory / "metrics.jsonl", kind)

@@ -1,0 +1,261 @@
+"""What the machine is short of for a while is waited for, and named: open files, room on the disk, threads, memory."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import resource
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+from run_processes.told import events
+from store_samples import image
+
+from dart import shortage
+from dart.cli import main
+from dart.coordinator.service.housekeeping import Waits
+from dart.coordinator.service.journal import Journal
+from dart.core.culprits import Scene, explain
+from dart.core.status import Status
+from dart.core.watchdog import Kind, Limits, Overdue, Pulse, Watchdog
+from dart.screenshots.directory import ScreenshotDirectory
+from dart.store import blobs, engine, patience
+from dart.store.database import Database, sqlite_url
+from dart.store.engine import DatabaseFailed
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name in ((blobs, "_AWAY_SECONDS"), (engine, "_AWAY_SECONDS"), (patience, "PAUSE_SECONDS")):
+        monkeypatch.setattr(module, name, 0.01)
+
+
+@contextmanager
+def no_descriptors() -> Iterator[None]:
+    """Within, this process cannot open a file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize(
+    ("error", "named"),
+    [
+        (OSError(errno.EMFILE, ""), "too many open files: the limit of this process is"),
+        (OSError(errno.ENFILE, ""), "too many open files on this machine"),
+        (OSError(errno.ENOSPC, "", "/runs/a"), "the disk of /runs/a is full"),
+        (OSError(errno.EDQUOT, ""), "the quota on the disk is used up"),
+        (OSError(errno.EAGAIN, ""), "no more threads or processes"),
+        (RuntimeError("can't start new thread"), "no more threads or processes"),
+        (MemoryError(), "too little memory"),
+        (OSError(errno.ENOMEM, ""), "too little memory"),
+        (OSError(errno.EACCES, ""), None),
+        (RuntimeError("another"), None),
+    ],
+)
+def test_an_error_names_what_there_is_too_little_of(error: Exception, named: str | None) -> None:
+    told = shortage.shortage(error)
+    assert told.startswith(named) if named else told == ""
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.ENOMEM])
+async def test_a_screenshot_waits_for_what_the_machine_is_short_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    store, told, write, failing = blobs.BlobStore(tmp_path), list[tuple[str, bool]](), ScreenshotDirectory.write, [3]
+    store.patience.seconds = 60.0
+    store.patience.told = lambda seconds, over: told.append((store.patience.short, over))
+
+    def fails(self: ScreenshotDirectory, name: str, data: bytes) -> None:
+        if failing[0]:
+            failing[0] -= 1
+            raise OSError(number, os.strerror(number), name)
+        write(self, name, data)
+
+    monkeypatch.setattr(ScreenshotDirectory, "write", fails)
+    await store.put_async(image("screen"))
+    assert store.has(image("screen").sha256)
+    assert [over for _, over in told] == [False, False, False, True]
+    assert told[0][0] and store.patience.waits_for == ""
+    failing[0], store.patience.seconds = 1, 0.0
+    with pytest.raises(OSError, match=os.strerror(number)):
+        await store.put_async(image("another screen"))
+    store.close()
+
+
+async def test_a_directory_that_fails_otherwise_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = blobs.BlobStore(tmp_path)
+    store.patience.seconds = 60.0
+
+    def fails(*_: object) -> NoReturn:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(ScreenshotDirectory, "write", fails)
+    with pytest.raises(PermissionError):
+        await store.put_async(image("screen"))
+    store.close()
+
+
+async def test_a_database_without_a_descriptor_waits_for_one_and_names_the_limit(tmp_path: Path) -> None:
+    """SQLite itself says no more than "unable to open database file"."""
+    async with await Database.open(sqlite_url(tmp_path / "run.db"), tmp_path / "blobs") as database:
+        await database.start_run("run", "run", {}, started=1.0)
+        told: asyncio.Queue[str] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+        database.patience.told = lambda seconds, over: (
+            loop.call_soon_threadsafe(told.put_nowait, "over" if over else database.waits[1]) and None
+        )
+        database._reader._engine.dispose()  # its readers are opened as they are needed, hours after the start
+        with no_descriptors():
+            reading = asyncio.create_task(database.group_count())
+            why = await told.get()
+            assert "too many open files" in why and "ulimit -n" in why
+            assert not reading.done()
+        assert await reading == 0
+        while await told.get() != "over":
+            pass
+        assert database.waits == (0.0, "")
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "named"),
+    [
+        (sqlite3.SQLITE_FULL, "database or disk is full", r"is full: make room"),
+        (sqlite3.SQLITE_NOMEM, "out of memory", "too little memory"),
+    ],
+)
+async def test_a_transaction_waits_for_what_the_machine_is_short_of(
+    tmp_path: Path, code: int, text: str, named: str
+) -> None:
+    async with await Database.open(sqlite_url(tmp_path / "run.db"), tmp_path / "blobs") as database:
+        await database.start_run("run", "run", {}, started=1.0)
+        failing = [2]
+
+        def work(connection: Any) -> int:
+            if failing[0]:
+                failing[0] -= 1
+                error = sqlite3.OperationalError(text)
+                error.sqlite_errorcode = code
+                raise engine.OperationalError("", None, error)
+            return 7
+
+        assert await database.write(work) == 7
+        failing[0], database.patience.seconds = 1, 0.0
+        with pytest.raises(DatabaseFailed, match=named):
+            await database.write(work)
+
+
+async def test_a_database_that_is_gone_is_not_waited_for(tmp_path: Path) -> None:
+    database = await Database.open(sqlite_url(tmp_path / "run.db"), tmp_path / "blobs")
+    await database.start_run("run", "run", {}, started=1.0)
+    database._reader._engine.dispose()
+    (tmp_path / "run.db").rename(tmp_path / "elsewhere.db")
+    (tmp_path / "run.db").mkdir()
+    with pytest.raises(DatabaseFailed, match="unable to open database file"):
+        await database.group_count()
+    await database.close()
+
+
+async def test_no_line_of_the_journal_is_lost_on_a_disk_that_is_full_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with await Database.open(sqlite_url(tmp_path / "run.db"), tmp_path / "blobs") as database:
+        await database.start_run("run", "run", {}, started=1.0)
+        journal = Journal(tmp_path / "metrics.jsonl")
+        database.patience.told = Waits(journal, database.patience, "database_locked", "database_unlocked", "{}").told
+        file, failing = journal._file, [3]
+
+        class Full:
+            def write(self, lines: bytearray) -> int:
+                if failing[0]:
+                    failing[0] -= 1
+                    file.write(lines[:5])  # as much as there was room for
+                    return 5
+                if len(failing) == 1:
+                    failing.append(0)
+                    raise OSError(errno.ENOSPC, "No space left on device", "metrics.jsonl")
+                return file.write(lines) or 0
+
+        journal._file = Full()  # type: ignore[assignment]
+        journal.event("update", update=1)
+        await journal.flush(database)
+        journal._file = file
+        await asyncio.sleep(0)
+        await journal.flush(database)
+        journal.close()
+    assert [event["update"] for event in events(tmp_path / "metrics.jsonl", "update")] == [1]
+    (short,) = events(tmp_path / "metrics.jsonl", "machine_short")
+    assert short["why"] == "the disk of metrics.jsonl is full: make room there"
+    assert len(events(tmp_path / "metrics.jsonl", "machine_recovered")) == 1
+
+
+def test_a_store_that_waits_is_a_stall_that_names_what_is_short() -> None:
+    watchdog = Watchdog(Limits(), 0.0)
+    assert watchdog.look(Pulse("training", unstored=5.0), 10.0) == []
+    assert watchdog.look(Pulse("training", unstored=25.0, sampling=True, busy=True), 1000.0) == [
+        Overdue(Kind.STORE, 25.0)
+    ], "whatever else waits, waits for that"
+    stall = explain(Overdue(Kind.STORE, 25.0), Scene(Status("run", "training"), unstored="too many open files: …"))
+    assert (stall.waits_for, stall.culprit) == ("too many open files: …", "the coordinator's machine")
+
+
+async def test_a_pool_needs_no_further_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = shortage.ready_threads(3, "pool")
+
+    def none_left(*_: object) -> NoReturn:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading, "_start_new_thread", none_left)
+    loop = asyncio.get_running_loop()
+    assert await asyncio.gather(*[loop.run_in_executor(pool, pow, 2, n) for n in range(9)]) == [2**n for n in range(9)]
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        shortage.ready_threads(3, "another")
+    pool.shutdown()
+
+
+def test_every_command_raises_its_limit_of_open_files() -> None:
+    code = (
+        "import resource, sys; from dart.cli import main\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (256, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))\n"
+        "main(['runs', '--help'], standalone_mode=False)\n"
+        "soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE); sys.exit(soft != min(hard, 1 << 20))"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120, stdout=subprocess.DEVNULL)
+
+
+def test_a_process_that_ends_for_a_shortage_says_so_last(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def none_left(*_: object, **__: object) -> NoReturn:
+        raise ExceptionGroup("", [RuntimeError("can't start new thread")])
+
+    monkeypatch.setattr("dart.commands.worker.run_worker", none_left)
+    with pytest.raises(SystemExit) as ended:
+        main(["worker", "--role", "env", "--coordinator", "127.0.0.1:1"], standalone_mode=False)
+    assert ended.value.code == 1, "it may be started again"
+    assert capsys.readouterr().err.startswith("error: no more threads or processes may be started")
+
+
+def test_spare_descriptors_are_there_where_no_others_are(tmp_path: Path) -> None:
+    spare = shortage.Spare()
+    spare.hold(4)
+    with no_descriptors():
+        with pytest.raises(OSError, match="Too many open files"):
+            (tmp_path / "end").write_text("why")
+        spare.release()
+        (tmp_path / "end").write_text("why")
