@@ -1,4 +1,4 @@
-"""Why nothing is learnt, told by the real coordinator with simulated workers, in virtual time; and nothing told of a run
+"""Why nothing is learnt, told by the real coordinator with simulated workers, in virtual time; and nothing told of one
 that learns."""
 
 from __future__ import annotations
