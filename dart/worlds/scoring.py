@@ -54,11 +54,12 @@ class Score:
     def verdict(self, options: ScoredOptions, usual: Counted, evidence: Mapping[str, object]) -> Verdict:
         """The verdict, with the unscaled reward in its evidence. `usual`: what counts if the options do not say.
 
-        Raises ValueError for a reward that is NaN.
+        Raises ValueError for a reward that is NaN or infinite, or a sum that is.
         """
         raw = self.total if (options.reward or usual) == "sum" else self.last
-        if math.isnan(raw):
-            raise ValueError("the episode's reward is nan: a reward is a number")
+        for counted in (raw, self.total):
+            if not math.isfinite(counted):
+                raise ValueError(f"the episode's reward is {counted}: a reward is a finite number")
         if options.success_at is not None:
             reward = float(raw >= options.success_at)
         else:

@@ -13,6 +13,7 @@ from numbers import Real
 from dart.core.action import Action
 from dart.core.cutting import encodable
 from dart.core.types import Image, Observation
+from dart.screenshots.header import BadHeader, check_pixels, size_of
 from dart.worlds import EnvironmentFailure, Verdict
 
 
@@ -64,6 +65,15 @@ def _text(verb: str, name: str, value: object) -> str:
 def _image(where: str, value: object) -> Image:
     if not isinstance(value, Image):
         raise _wrong(where, value, "an Image (from_png and from_pixels make one)")
+    if not value.data:  # the end of an episode needs none
+        return value
+    try:
+        size = size_of(value.data)
+        check_pixels(value.width, value.height)
+    except BadHeader as error:
+        raise EnvironmentFailure(f"{where} a picture that {error}") from None
+    if size not in (None, (value.width, value.height)):
+        raise EnvironmentFailure(f"{where} called {value.width}×{value.height}, but its bytes say {size[0]}×{size[1]}")
     return value
 
 

@@ -94,11 +94,13 @@ def test_rewards_become_a_verdict(options: dict[str, Any], reward: float) -> Non
     env.close()
 
 
-@pytest.mark.parametrize("options", [{}, {"success_at": 1.0}])
-def test_a_reward_that_is_not_a_number_is_no_verdict(options: dict[str, float]) -> None:
+@pytest.mark.parametrize("options", [{}, {"success_at": 1.0}, {"reward": "last"}])
+@pytest.mark.parametrize("rewards", [["nan"], ["inf"], ["-inf"], ["inf", "-inf"], ["1e308", "1e308"], ["inf", "0"]])
+def test_a_reward_that_is_not_a_finite_number_is_no_verdict(rewards: list[str], options: dict[str, float]) -> None:
     score = Score()
-    score.add(float("nan"))
-    with pytest.raises(ValueError, match="reward is nan"):
+    for reward in rewards:
+        score.add(float(reward))
+    with pytest.raises(ValueError, match=r"reward is (nan|inf|-inf): a reward is a finite number"):
         score.verdict(ScoredOptions.model_validate(options), "sum", {})
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import struct
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -15,8 +17,9 @@ from dart.core.action_json import KINDS
 from dart.errors import UserError
 from dart.testing import ACTIONS, conform
 from dart.workers.env.openenv.link import Link
+from dart.workers.env.openenv.reading import MOST_VALUES, Rows, picture, read_answer
 from dart.workers.env.openenv.templates import EXAMPLES, fill, find, values_of
-from dart.workers.env.openenv.world import OpenEnv, OpenEnvOptions, picture
+from dart.workers.env.openenv.world import OpenEnv, OpenEnvOptions
 from dart.worlds import EnvironmentFailure, Full, Task, from_pixels
 from dart.worlds.plugs import check
 
@@ -110,10 +113,62 @@ def test_screenshots_in_every_form() -> None:
     assert (rows.width, rows.height, rows.data) == (4, 2, PNG)
 
 
-@pytest.mark.parametrize("value", [None, "", "not base64!", base64.b64encode(b"GIF89a").decode(), [1, 2], [[[0, 0]]]])
-def test_what_is_no_screenshot_is_refused(value: Any) -> None:
+HUGE = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + struct.pack(">II", 700_000_000, 700_000_000) + bytes(9)
+MANY = 700_000_000
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None, 7, True, {}, "", "not base64!", "data:image/png;base64,", base64.b64encode(b"GIF89a").decode(),
+        base64.b64encode(HUGE).decode(), [], [1, 2], [[]], [[[]]], [[MANY, MANY]], [[[MANY, MANY, MANY]]], [[[0, 0]]],
+        [[[0, 0, 0], [0, 0]]], [[[0, 0, 0]], [[0, 0, 0], [0, 0, 0]]], [[[0, 0, 256]]], [[[0, 0, -1]]], [[[0, 0, 0.5]]],
+        [[[0, 0, None]]], [[["0", "0", "0"]]], [[[[0, 0, 0]]]], [[{"0": 1}]], ["abc"],
+        Rows("[[[0,0," + "1" * 5000 + "]]]"),
+        Rows("[[[0,0,0]],"), Rows("[" * 100_000 + "]" * 100_000), Rows("[[[" + "0,0,0],[" * 40_000 + "0,0,0]]]"),
+    ],
+    ids=lambda value: repr(value)[:30],
+)  # fmt: skip
+def test_what_is_no_screenshot_is_refused_before_it_takes_memory(value: Any) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError):
+            picture(value)
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_screenshot_in_rows_of_pixels_takes_no_object_for_each_pixel() -> None:
+    """The pixels of a screen as lists would be hundreds of megabytes; here it is a small one."""
+    width, height = 160, 90
+    row = [[x % 256, 7, 255] for x in range(width)]
+    message = {"type": "observation", "data": {"observation": {"goal": "x", "screen": [row] * height}, "done": False}}
+    for indent in (None, 1):
+        text = json.dumps(message, indent=indent)
+        tracemalloc.start()
+        answer, rows = read_answer(text)
+        shown = picture(rows[str(answer.data["observation"]["screen"])])  # type: ignore[index, call-overload]
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert shown == from_pixels(bytes(value for pixel in row for value in pixel) * height, width, height)
+        assert answer.data["observation"]["goal"] == "x" and answer.data["done"] is False  # type: ignore[index, call-overload]
+        assert peak < 4 * len(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * (1 << 20), '{"type": "a", "data": ' + "[" * (1 << 20), '{"a": [' + "[1]," * (1 << 20) + "[1]]}",
+        '{"type": "a", "data": {"a": [' + "{}," * MOST_VALUES + "{}]}}", '{"a":' * 100_000, "[[[1,[[" * 100_000,
+        '{"type": "a", "data": {"a": ' + ("[" * 65_000 + "x") * 30 + "}}",
+        '{"type": "a", "data": {"a": ' + " ]" * 500_000 + "}}",
+    ],
+    ids=lambda text: text[:30],
+)  # fmt: skip
+def test_a_message_of_any_shape_is_refused_in_one_pass(text: str) -> None:
     with pytest.raises(ValueError):
-        picture(value)
+        read_answer(text)
 
 
 @pytest.mark.parametrize(
@@ -275,6 +330,20 @@ async def test_a_request_that_was_given_up_spoils_the_session() -> None:
         ({"type": "observation", "data": {"reward": "much"}}, "with no observation"),
         ({"type": "observation", "data": {"observation": {}}}, "there is no 'screen' of observation.screen"),
         ({"type": "observation", "data": {"observation": {"screen": 1}}}, "the value at observation.screen is int"),
+        ({"type": "observation", "data": {"observation": {"screen": [[MANY, MANY]]}}}, "not of rows of pixels"),
+        (
+            {"type": "observation", "data": {"observation": {str(n): 1 for n in range(10_000)}}},
+            r"no 'screen'[\s\S]*cut: 500",
+        ),
+        ({"type": "error", "data": {"code": "x" * 9999, "message": ["y"] * 9999}}, "cut: 500 of 9,999"),
+        *(
+            (
+                {"type": "observation", "data": {"observation": {}, "reward": reward}},
+                "the reward (inf|-inf|nan)",
+            )
+            for reward in (float("inf"), float("-inf"), float("nan"))
+        ),
+        ({"type": "observation", "data": {"observation": {}, "reward": 10**400}}, "OpenEnv"),
         ({"hello": 1}, "sent no OpenEnv message"),
     ],
 )

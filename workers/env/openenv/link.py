@@ -6,32 +6,27 @@ away afterwards.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
+from pydantic import JsonValue, ValidationError
 
+from dart.core.cutting import cut
 from dart.errors import UserError
+from dart.workers.env.openenv.reading import MOST_MESSAGE_BYTES, Answer, Rows, read_answer
 from dart.worlds import EnvironmentFailure, Full
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
 
-MOST_MESSAGE_BYTES = 100 << 20
-"""As much as OpenEnv's own client takes: a screenshot may come as a list of numbers."""
+SAID_CHARACTERS = 500
+"""Of a server's own words, in a message about it."""
 CAPACITY = "CAPACITY_REACHED"
 TASK_REFUSED = "TASK_REFUSED"
 """What `dart serve-world` answers where another attempt would fail as well."""
-
-
-class Answer(BaseModel):
-    """A message of the server. `data` is the state or the observation with reward and done, or what went wrong."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    type: str
-    data: dict[str, JsonValue] = {}
 
 
 class Link:
@@ -71,9 +66,9 @@ class Link:
 
         return not self._asking and self._socket.state is State.OPEN
 
-    async def ask(self, kind: str, data: JsonValue = None) -> Answer:
-        """Send a request and return its answer. Raises EnvironmentFailure for an error or a lost connection, Full, and
-        UserError if the task itself is refused.
+    async def ask(self, kind: str, data: JsonValue = None) -> tuple[Answer, Mapping[str, Rows]]:
+        """Send a request and return its answer as `read_answer` does. Raises EnvironmentFailure for an error or a lost
+        connection, Full, and UserError if the task itself is refused.
 
         After an error the session goes on: the server has answered.
         """
@@ -86,24 +81,26 @@ class Link:
         try:
             with contextlib.suppress(ConnectionClosed):  # what the server said before it closed can still be read
                 await self._socket.send(json.dumps(message))
-            answer = Answer.model_validate_json(await self._socket.recv())
+            answer, rows = await asyncio.to_thread(read_answer, await self._socket.recv())
         except ConnectionClosed as error:
             raise EnvironmentFailure(f"the OpenEnv server {self._url} closed the session: {error}") from None
-        except ValidationError as error:
+        except ValueError as error:
+            why = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
             raise EnvironmentFailure(
-                f"the OpenEnv server {self._url} sent no OpenEnv message ({error.errors()[0]['msg']}): "
-                "is environment.options.url right?"
+                f"the OpenEnv server {self._url} sent no OpenEnv message ({why}): is environment.options.url right?"
             ) from None
         self._asking = False
         if answer.type == "error":
-            code, said = answer.data.get("code", "no code"), answer.data.get("message", "no message")
+            code, said = (
+                cut(str(answer.data.get(name, f"no {name}")), SAID_CHARACTERS) for name in ("code", "message")
+            )
             if code == CAPACITY:
                 raise Full(f"the OpenEnv server {self._url} is full: {said}")
             if code == TASK_REFUSED:
                 raise UserError(f"the OpenEnv server {self._url} refuses the task: {said}")
-            details = f" {json.dumps(answer.data['errors'])[:500]}" if "errors" in answer.data else ""
+            details = f" {json.dumps(answer.data['errors'])[:SAID_CHARACTERS]}" if "errors" in answer.data else ""
             raise EnvironmentFailure(f"the OpenEnv server answered {kind} with {code}: {said}{details}")
-        return answer
+        return answer, rows
 
     async def close(self) -> None:
         """Never fails, and does not wait for a server that has gone."""

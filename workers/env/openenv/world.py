@@ -7,25 +7,26 @@ evidence. The defaults are those of `dart serve-world`.
 
 from __future__ import annotations
 
-import base64
-import binascii
+import asyncio
+import math
 import os
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, Field, JsonValue, field_validator, model_validator
 
 from dart.core.action import Action, Finish, Point, pointer_after
 from dart.core.action_json import action_to_json, kind_of
+from dart.core.cutting import cut
 from dart.core.loopback import is_loopback
-from dart.core.types import Image, Observation, Task
+from dart.core.types import Observation, Task
 from dart.errors import UserError
-from dart.screenshots.header import size_of
-from dart.workers.env.openenv.link import Link
+from dart.workers.env.openenv.link import SAID_CHARACTERS, Link
+from dart.workers.env.openenv.reading import picture
 from dart.workers.env.openenv.templates import EXAMPLES, fill, find, values_of
-from dart.worlds import Env, EnvironmentFailure, Full, Timeouts, Verdict, World, from_pixels
+from dart.worlds import Env, EnvironmentFailure, Full, Timeouts, Verdict, World
 from dart.worlds.closing import close_all
 from dart.worlds.missing import package
 from dart.worlds.pictures import NO_IMAGE
@@ -95,7 +96,7 @@ class OpenEnvOptions(ScoredOptions):
 class _Result(BaseModel):
     """An answer to reset or step."""
 
-    observation: dict[str, JsonValue] = {}
+    observation: dict[str, Any] = {}  # what `Answer` holds has been checked
     reward: float | None = None
     done: bool = False
 
@@ -175,19 +176,24 @@ class OpenEnvEnv(Env):
         self._pointer = pointer_after(action, self._pointer)
 
     async def _ask(self, kind: str, data: JsonValue) -> None:
-        answer = await self._link.ask(kind, data)
+        answer, rows = await self._link.ask(kind, data)
         try:
             self._last = _Result.model_validate(answer.data)
         except ValueError as error:
-            raise EnvironmentFailure(f"the OpenEnv server answered {kind} with no observation: {error}") from None
-        self._score.add(self._last.reward or 0.0, step=kind == "step")
-        if not self._last.done:
-            self._image = self._shown()
-
-    def _shown(self) -> Image:
+            why = cut(str(error), SAID_CHARACTERS)
+            raise EnvironmentFailure(f"the OpenEnv server answered {kind} with no observation: {why}") from None
+        reward = self._last.reward or 0.0
+        if not math.isfinite(reward):
+            raise EnvironmentFailure(
+                f"the OpenEnv server answered {kind} with the reward {reward}: a reward is a finite number"
+            )
+        self._score.add(reward, step=kind == "step")
+        if self._last.done:
+            return
         path, value = self._settings.screenshot, self._value(self._settings.screenshot)
+        shown = rows.get(value, value) if isinstance(value, str) else value
         try:
-            return picture(value)
+            self._image = await asyncio.to_thread(picture, shown)
         except ValueError as error:
             raise EnvironmentFailure(f"environment.options.screenshot: the value at {path} {error}") from None
 
@@ -201,9 +207,10 @@ class OpenEnvEnv(Env):
 
     def _value(self, path: str) -> object:
         try:
-            return find(path, self._last.model_dump())
+            return find(path, vars(self._last))
         except LookupError as error:
-            raise EnvironmentFailure(f"the OpenEnv server's answer: {error}: correct environment.options") from None
+            why = cut(str(error), SAID_CHARACTERS)
+            raise EnvironmentFailure(f"the OpenEnv server's answer: {why}: correct environment.options") from None
 
 
 class OpenEnv(World):
@@ -240,32 +247,6 @@ class OpenEnv(World):
 
     async def close(self) -> None:
         await close_all(env.close() for env in self._leased)
-
-
-def picture(value: object) -> Image:
-    """A screenshot as OpenEnv environments send it. Raises ValueError for anything else."""
-    if isinstance(value, list):
-        return _picture_of_rows(value)
-    if not isinstance(value, str) or not value:
-        raise ValueError(f"is {type(value).__name__}, not a picture: does the environment send screenshots?")
-    try:
-        data = base64.b64decode(value.partition(",")[2] if value.startswith("data:") else value, validate=True)
-    except binascii.Error as error:
-        raise ValueError(f"is not base64 ({error})") from None
-    size = size_of(data)
-    if size is None:
-        raise ValueError(f"is neither PNG nor JPEG: it begins with {data[:8]!r}")
-    return Image.of(data, "image/png" if data.startswith(b"\x89PNG") else "image/jpeg", *size)
-
-
-def _picture_of_rows(rows: list[object]) -> Image:
-    first = rows[0] if rows else None
-    width = len(first) if isinstance(first, list) else 0
-    try:
-        pixels = b"".join(bytes(pixel) for row in rows for pixel in row)  # type: ignore[attr-defined]
-    except TypeError:
-        raise ValueError("is a list, but not of rows of pixels with three numbers each") from None
-    return from_pixels(pixels, width, len(rows))
 
 
 def _of_task(task: Task) -> dict[str, object]:
