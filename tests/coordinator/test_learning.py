@@ -1,5 +1,5 @@
-"""Why nothing is learnt, told by the real coordinator with simulated workers, in virtual time; and nothing told of a run
-that learns."""
+"""Why nothing is learnt, told by the real coordinator with simulated workers, in virtual time; and nothing told of a
+run that learns."""
 
 from __future__ import annotations
 

@@ -150,8 +150,7 @@ class Watch:
         if bounds.end_after_seconds and longest and self._seconds(longest) >= bounds.end_after_seconds:
             last = f", whose last failure was: {longest.failure}" if longest.failure else ""
             raise Stalled(
-                f"no progress for {self._seconds(longest):.0f} s: {longest.told}{last}: "
-                f"{longest.advice}",
+                f"no progress for {self._seconds(longest):.0f} s: {longest.told}{last}: {longest.advice}",
                 exit_code=bounds.exit_code,
             )
 

@@ -47,8 +47,8 @@ LEAST_GRADIENT = 1e-7
 MOST_CLIPPED = 50.0
 """Times `trainer.gradient_clip`: so much larger a gradient is not a step that was shortened, but one that is wrong."""
 MOST_TRUNCATED, MOST_APART = 0.8, 0.1
-"""The share of tokens whose importance weight is cut, and the mean difference of trainer's and replicas' log-probs. With
-a cap of 1 the least noise cuts half of the tokens, and a healthy run has been seen with 74 %, 0.01 apart."""
+"""The share of tokens whose importance weight is cut, and the mean difference of trainer's and replicas' log-probs.
+With a cap of 1 the least noise cuts half of the tokens, and a healthy run has been seen with 74 %, 0.01 apart."""
 LEAST_WEIGHT = 0.2
 """The mean importance weight: below it, most of the batch counts for nothing."""
 BROKEN_TRANSFERS = 3
