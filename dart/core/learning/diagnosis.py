@@ -35,9 +35,9 @@ BATCHES_WITHOUT = 4
 """And batches' worth of trajectories, as in `core.watchdog`."""
 MOST_OF_THEM = 0.9
 """The share of groups above which their cause is named alone."""
-GONE_ENTROPY, GONE_SHARE = 0.01, 0.05
+GONE_ENTROPY, GONE_SHARE = 0.005, 0.05
 """Entropy in nats a token, and its share of what it was at first, below which a policy tries nothing else. Runs that
-learn keep more than half."""
+learn keep more than half; the least that one had was 0.06."""
 SUCCEEDS = 0.5
 """A policy that succeeds at least this often has reason to be certain, and to be far from where it began."""
 MOST_KL = 3.0
@@ -46,8 +46,9 @@ LEAST_GRADIENT = 1e-7
 """Below this a gradient is nothing: norms of healthy updates are above 0.01."""
 MOST_CLIPPED = 50.0
 """Times `trainer.gradient_clip`: so much larger a gradient is not a step that was shortened, but one that is wrong."""
-MOST_TRUNCATED = 0.8
-"""The share of tokens whose importance weight is cut. With a cap of 1, noise alone cuts half of them."""
+MOST_TRUNCATED, MOST_APART = 0.8, 0.1
+"""The share of tokens whose importance weight is cut, and the mean difference of trainer's and replicas' log-probs.
+With a cap of 1 the least noise cuts half of the tokens, and a healthy run has been seen with 74 %, 0.01 apart."""
 LEAST_WEIGHT = 0.2
 """The mean importance weight: below it, most of the batch counts for nothing."""
 BROKEN_TRANSFERS = 3
@@ -301,12 +302,12 @@ def _kl(numbers: LearningNumbers) -> Finding | None:
 
 
 def _importance(numbers: LearningNumbers) -> Finding | None:
-    cut = _lately(numbers, "importance_truncated", lambda share: share > MOST_TRUNCATED)
+    apart = _lately(numbers, "logprob_difference", lambda apart: apart > MOST_APART)
+    cut = _lately(numbers, "importance_truncated", lambda share: share > MOST_TRUNCATED) if apart is not None else None
     weight = _lately(numbers, "importance_weight", lambda weight: weight < LEAST_WEIGHT)
     if cut is None and weight is None:
         return None
     means = f"{cut:.0%} of importance weights are cut" if cut is not None else f"importance weights are {weight:.2g}"
-    apart = numbers.updates.metrics[-1].get("logprob_difference")
     far = f"; log-probs of trainer and replicas are {apart:.2g} apart" if apart is not None else ""
     return Finding(
         Cause.IMPORTANCE, f"{means} on average, in each of the last {RECENT_UPDATES} updates{far}",
