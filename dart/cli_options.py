@@ -12,16 +12,17 @@ CONFIG = click.argument("config", type=click.Path(path_type=Path))
 SET = click.option(
     "--set", "overrides", multiple=True, metavar="SECTION.FIELD=VALUE", help="Change a field of the config."
 )
+QUIET = click.option("--quiet", is_flag=True, help="Plain lines instead of the live view.")
 RESUME = click.option("--resume", type=click.Path(path_type=Path), metavar="RUN", help="Continue this run.")
 INITIAL_WEIGHTS = click.option(
     "--initial-weights",
     is_flag=True,
-    help="With a run that is continued: start from the weights of model.path, whatever checkpoints there are.",
+    help="With a run that is continued: start from model.path, not from its checkpoint.",
 )
 EXTERNAL_WORKERS = click.option(
     "--external-workers",
     is_flag=True,
-    help="Start no workers on this machine; start them elsewhere with `dart worker`, as for `dart coordinator`.",
+    help="Start no workers here, but elsewhere with `dart worker`.",
 )
 
 
@@ -31,15 +32,15 @@ def endpoint_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--endpoint",
             metavar="URL",
-            help="Base URL of an OpenAI-compatible chat endpoint, for example http://127.0.0.1:8000/v1.",
+            help="An OpenAI-compatible chat endpoint: http://127.0.0.1:8000/v1.",
         ),
-        click.option("--endpoint-model", metavar="NAME", help="The endpoint's model, as its /models lists it."),
-        click.option("--endpoint-key", metavar="SOURCE", help="The endpoint's key, as env:NAME or file:PATH."),
+        click.option("--endpoint-model", metavar="NAME", help="Its model, as its /models lists it."),
+        click.option("--endpoint-key", metavar="SOURCE", help="Its key, as env:NAME or file:PATH."),
         click.option(
             "--endpoint-system",
             type=click.Path(path_type=Path),
             metavar="FILE",
-            help="Text sent to the endpoint first, when agent.prompt does not say how actions are written.",
+            help="What is sent to it first, if agent.prompt does not say how actions are written.",
         ),
     )
     for option in reversed(options):

@@ -11,12 +11,12 @@ from dart.cli_options import CONFIG, SET
 DRY_RUN = click.option("--dry-run", is_flag=True, help="Print what would be started, and start nothing.")
 
 
-@click.group()
+@click.group(epilog="Example: dart launch ray configs/ladder_demo.yaml --dry-run")
 def launch() -> None:
-    """Start a training run on a cluster that exists: Ray, Slurm or Kubernetes."""
+    """Train on a cluster that exists: Ray, Slurm or Kubernetes."""
 
 
-@launch.command("ray")
+@launch.command("ray", epilog="Example: dart launch ray configs/ladder_demo.yaml --dry-run")
 @CONFIG
 @SET
 @click.option(
@@ -28,40 +28,39 @@ def launch() -> None:
 )
 @DRY_RUN
 def ray(config: Path, overrides: tuple[str, ...], run_directory: Path | None, dry_run: bool) -> None:
-    """Train on a Ray cluster (docs/clusters.md). Ctrl-C ends every process of the run."""
+    """Train on a Ray cluster; Ctrl-C ends every process."""
     from dart.launch.ray import launch as start
 
     start(config, overrides, run_directory, dry_run=dry_run)
 
 
-@launch.command()
+@launch.command(epilog="Example: dart launch slurm configs/ladder_demo.yaml --run runs/shared")
 @CONFIG
 @SET
 @click.option(
     "--run",
     type=click.Path(path_type=Path),
     metavar="RUN",
-    help="Begin the run in this directory, or continue it, on a file system that all nodes see. "
-    "[default: a new one in run.directory]",
+    help="Begin the run in this directory, which all nodes see, or continue it. [default: a new one in run.directory]",
 )
 @DRY_RUN
 def slurm(config: Path, overrides: tuple[str, ...], run: Path | None, dry_run: bool) -> None:
-    """Submit CONFIG to Slurm as one job, which comes back when its time is up until the run is finished."""
+    """Submit CONFIG as a job that comes back until it is done."""
     from dart.launch.slurm import SlurmOptions
     from dart.launch.slurm import slurm as submit
 
     submit(SlurmOptions(config, overrides, run, dry_run))
 
 
-@launch.command()
+@launch.command(epilog="Example: dart launch k8s my.yaml --namespace rl --dry-run")
 @CONFIG
 @SET
 @DRY_RUN
 @click.option("--namespace", metavar="NAME", help="The namespace. [default: kubectl's]")
 def k8s(config: Path, overrides: tuple[str, ...], dry_run: bool, namespace: str | None) -> None:
-    """Start CONFIG as a Helm release on Kubernetes, or change the one that is there, which continues its run.
+    """Install CONFIG as a Helm release, or upgrade it.
 
-    The chart's values follow from CONFIG, and are written beside it. --dry-run prints them.
+    An upgrade continues the run. The chart's values are written beside CONFIG.
     """
     from dart.launch.k8s import K8sOptions, start
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from dart.cli import main
+from dart.cli import GROUPS, main
 from dart.commands import doctor
 from dart.config import load
 from dart.core.capacity import devices
@@ -44,6 +44,16 @@ def test_help_names_every_command() -> None:
     commands = ("train", "coordinator", "worker", "eval", "collect", "status", "why", "runs", "export", "doctor")
     for command in (*commands, "serve-world"):
         assert re.search(rf"^  {command} ", done.stdout, re.MULTILINE), command
+
+
+def test_help_has_each_command_in_one_group_on_one_line_of_a_terminal_that_is_not_cut() -> None:
+    assert sorted(name for names in GROUPS.values() for name in names) == sorted(main.commands)
+    said = CliRunner().invoke(main, ["--help"], terminal_width=80).output
+    assert "..." not in said.partition("Options:")[2] and "…" not in said
+    for name, command in main.commands.items():
+        (line,) = re.findall(rf"^  {name} +(.*)$", said, re.MULTILINE)
+        assert line == (command.help or "").partition("\n")[0], "its docstring's whole first line"
+    assert [heading for heading in GROUPS if f"\n{heading}:\n" not in said] == []
 
 
 def test_readme_names_only_commands_that_exist() -> None:

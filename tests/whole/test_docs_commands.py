@@ -59,6 +59,23 @@ def test_commands_exist(page: Path) -> None:
     assert found == {}
 
 
+def examples(command: click.Command, path: tuple[str, ...] = ("dart",)) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Of the command and those in it: (how it is called, the example in its help)."""
+    yield path, (command.epilog or "").removeprefix("Example: ")
+    for name, each in command.commands.items() if isinstance(command, click.Group) else ():
+        yield from examples(each, (*path, name))
+
+
+@pytest.mark.parametrize(("path", "example"), [*examples(main)])
+def test_the_help_of_each_command_has_an_example_of_it(path: tuple[str, ...], example: str) -> None:
+    words = tuple(shlex.split(example))
+    assert words[: len(path)] == path and wrong(example) == ""
+    command: click.Command = main
+    while isinstance(command, click.Group):
+        command, words = command.commands[words[1]], words[1:]
+    command.make_context(words[0], list(words[1:]))  # raises for what it does not take
+
+
 def test_they_are_found_and_what_is_wrong_is_named() -> None:
     assert sum(len(list(commands(page))) for page in PAGES) > 60
     assert wrong("dart trian configs/miniwob_cpu.yaml") == "no command trian"
