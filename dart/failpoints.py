@@ -1,31 +1,80 @@
-"""Places between two durable steps, where a test kills the process to see that nothing is lost or doubled.
+"""Places beside durable steps, where a test makes this process fail to see that nothing is lost or doubled.
 
-They do nothing unless the environment variable DART_FAILPOINT names one: `closed-group`, or `closed-group:3` for the
-third time that the process gets there.
+They do nothing unless the environment variable DART_FAILPOINT names them, as `[ROLE/]NAME[:VISITS][=FAULT]`, several
+with commas between them:
+
+    group-closed                              the process is killed the first time that it gets there
+    group-closed:3                            the third time
+    screenshot-write:3-5=fail:ENOSPC          the third, fourth and fifth time it is an OSError: the disk is full
+    env/screenshot-write:3-=delay:2.5         from the third time on it takes 2.5 s longer, in env workers alone
+
+ROLE is coordinator, env, rollout or train; every worker has `before-Trained`, `before-WeightsSent` and so on, between
+its work and that reply. A delay holds up the thread that gets there, and with it an event loop.
 """
 
 from __future__ import annotations
 
+import errno
+import itertools
 import os
 import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 VARIABLE = "DART_FAILPOINT"
+role = "coordinator"
+"""What this process is; a worker says so when it begins."""
 
 
-def _armed() -> tuple[str, int]:
-    """(name, on which visit the process is killed), from the environment."""
-    name, _, times = os.environ.get(VARIABLE, "").partition(":")
-    return name, int(times or 1)
+@dataclass(frozen=True, slots=True)
+class _Armed:
+    role: str
+    name: str
+    first: int
+    last: float
+    fault: str
+    """kill, fail or delay."""
+    detail: str
+    """The name of the errno, or the seconds."""
+    visits: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+
+    def happen(self) -> None:
+        match self.fault:
+            case "fail":
+                number = getattr(errno, self.detail)
+                raise OSError(number, f"{os.strerror(number)} (failpoint {self.name})")
+            case "delay":
+                time.sleep(float(self.detail))
+            case _:
+                os.kill(os.getpid(), signal.SIGKILL)
 
 
-_name, _left = _armed()
+def armed(text: str) -> tuple[_Armed, ...]:
+    """Raises ValueError if it is not written as above: a test that arms nothing would prove nothing."""
+    return tuple(_parsed(one) for one in text.split(",") if one)
+
+
+def _parsed(one: str) -> _Armed:
+    place, _, fault = one.partition("=")
+    of, _, place = place.rpartition("/")
+    name, _, visits = place.partition(":")
+    first, several, last = (visits or "1").partition("-")
+    kind, _, detail = (fault or "kill").partition(":")
+    if kind not in ("kill", "fail", "delay") or (kind == "fail" and detail not in errno.errorcode.values()):
+        raise ValueError(f"{VARIABLE}: {one!r} asks for {fault!r}: write kill, fail:ENOSPC or delay:2.5")
+    if kind == "delay":
+        float(detail)
+    return _Armed(of, name, int(first), float(last or "inf") if several else int(first), kind, detail)
+
+
+_all = armed(os.environ.get(VARIABLE, ""))
 
 
 def failpoint(name: str) -> None:
-    """End the process here, at once and without any clean-up, if this failpoint is due."""
-    global _left  # noqa: PLW0603 - one count for the whole process
-    if name != _name:
-        return
-    _left -= 1
-    if _left == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
+    """Have the fault here, if one is due: the process ends without any clean-up, or OSError is raised, or it takes
+    time."""
+    reached = [one for one in _all if one.name == name and one.role in ("", role)]
+    due = [one for one in reached if one.first <= next(one.visits) <= one.last]  # all count, before the first fault
+    for one in due:
+        one.happen()

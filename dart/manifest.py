@@ -80,6 +80,8 @@ def written(folder: Path) -> Iterator[Path]:
         to_disk(folder.parent)
         shutil.rmtree(previous, ignore_errors=True)
     finally:
+        if previous.exists() and not folder.exists():  # the disk failed in between: what was there stays
+            previous.rename(folder)
         shutil.rmtree(temporary, ignore_errors=True)
         _OWN.difference_update((temporary, previous))
 

@@ -13,6 +13,7 @@ import socket
 import time
 from pathlib import Path
 
+from dart import failpoints
 from dart.errors import UserError
 from dart.malloc import keep_memory
 from dart.processes.secrets import AUTHORITY, token_file
@@ -62,6 +63,7 @@ def run_worker(
     if run is not None and _is_finished(run):  # a worker that missed the goodbye and is started again
         print(f"run {run} is finished: no worker is needed")
         return
+    failpoints.role = role
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     faulthandler.enable()
     keep_memory()

@@ -93,6 +93,7 @@ class ScreenshotDirectory:
     def write(self, name: str, data: bytes) -> None:
         temporary = f"{self._prefix}{_TEMPORARY}/{self._writer}-{next(self._counter)}"
         try:
+            failpoint("screenshot-write")
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
             try:
                 view = memoryview(data)

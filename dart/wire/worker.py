@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 import grpc
 
 from dart.errors import USER_ERROR, UserError, ungrouped
+from dart.failpoints import failpoint
 from dart.v1 import session_pb2 as pb
 from dart.wire.capabilities import BATCHES, NOTICES, has
 from dart.wire.channel import PROTOCOL_VERSION, Dial
@@ -168,6 +169,7 @@ class _Service:
         reply: Reply | pb.Failure | None
         try:
             reply = await self.role.handle(command)
+            failpoint(f"before-{type(reply).__name__}")
         except CommandError as error:
             reply = pb.Failure(code=error.code, message=str(error), trajectory_ids=error.trajectories)
         finally:

@@ -1,4 +1,5 @@
-"""The coordinator is killed between two durable steps, each in turn, and goes on: nothing is lost, nothing doubled."""
+"""The coordinator is killed between two durable steps, each in turn, or has an error or a delay there, and goes on:
+nothing is lost, nothing doubled."""
 
 from __future__ import annotations
 
@@ -38,9 +39,16 @@ FAILPOINTS = [
     "checkpoint-dropped:1",
     "screenshots-forgotten:2",
     "screenshot-aside:3",
+    "screenshot-write:40",
 ]
 SWEPT = ("screenshots-forgotten", "screenshot-aside")
 """Only a directory's screenshots are removed."""
+GOES_ON = {
+    "folder-written": "checkpoint_failed", "folder-sealed": "checkpoint_failed", "folder-aside": "checkpoint_failed",
+    "screenshots-forgotten": "housekeeping_failed", "screenshot-aside": "housekeeping_failed",
+}  # fmt: skip
+"""Where an error costs only a checkpoint or a round of tidying → the event. Without its last checkpoint a run ends with
+the cause, too."""
 
 
 def test_every_failpoint_is_tried() -> None:
@@ -72,6 +80,24 @@ def test_killed_here_the_run_goes_on(run: RunDirectory, failpoint: str) -> None:
     killed_and_continued(run, failpoint)
 
 
+@pytest.mark.parametrize("failpoint", FAILPOINTS)
+def test_an_error_that_returns_here_costs_no_more_than_its_process(run: RunDirectory, failpoint: str) -> None:
+    """Each process is slow there, too, and fails there from that visit on, every time; the last one has no faults."""
+    name, _, visit = failpoint.partition(":")
+    first_saved_unrecorded(run, name)
+    last, more, event = 0, 60 if name.startswith(SWEPT) else 8, GOES_ON.get(name, "failed")
+    for _ in range(2):
+        made = killed_run.process(run, last + more, f"{name}:1-=delay:0.01,{name}:{visit}-=fail:EIO")
+        ends = [1] if event == "failed" else [0, 1] if event == "checkpoint_failed" else [0]
+        assert made.returncode in ends, made.stdout[-2000:] + made.stderr[-2000:]
+        told = [why for (why,) in query(run, f"SELECT json FROM events WHERE kind = '{event}'")]
+        assert any(f"failpoint {name}" in why for why in told), "the cause is named"
+        if not made.returncode:  # it went on all the same, to its end
+            return check(run, killed_run.told(run), json.loads(made.stdout.splitlines()[-1])["trained"])
+        last = max((line["trained"] for line in killed_run.told(run) if "trained" in line), default=0)
+    went_on_to(run, last + 2)
+
+
 @pytest.mark.parametrize("failpoint", [name for name in FAILPOINTS if not name.startswith(SWEPT)])
 def test_killed_here_a_run_in_postgresql_and_s3_goes_on(
     run: RunDirectory, failpoint: str, postgresql_server: PostgreSQL, s3_url: str
@@ -91,19 +117,27 @@ def test_killed_here_a_run_in_postgresql_and_s3_goes_on(
 
 
 def killed_and_continued(run: RunDirectory, failpoint: str) -> None:
-    more = failpoint.startswith("screenshot") and not failpoint.startswith("screenshots-put")
+    first_saved_unrecorded(run, failpoint)
+    killed = killed_run.process(run, 60 if failpoint.startswith(SWEPT) else 8, failpoint)
+    assert killed.returncode == -signal.SIGKILL, killed.stdout[-2000:] + killed.stderr[-2000:]
+    last = max((line["trained"] for line in killed_run.told(run) if "trained" in line), default=0)
+    went_on_to(run, last + 2)
+
+
+def first_saved_unrecorded(run: RunDirectory, failpoint: str) -> None:
     if failpoint.startswith("folder-aside"):
         # A checkpoint is replaced where it was saved and not recorded: the run goes on before it, and makes it again.
         assert killed_run.process(run, 8, "checkpoint-saved:2").returncode == -signal.SIGKILL
-    killed = killed_run.process(run, 60 if more else 8, failpoint)
-    assert killed.returncode == -signal.SIGKILL, killed.stdout[-2000:] + killed.stderr[-2000:]
-    last = max((line["trained"] for line in killed_run.told(run) if "trained" in line), default=0)
+
+
+def went_on_to(run: RunDirectory, updates: int) -> None:
+    """Another process of the run ends it, and what there is then is what there has to be."""
     ((stored,),) = query(run, "SELECT count(*) FROM trajectories WHERE pooled_from = ''")
     ((saved,),) = query(run, "SELECT coalesce(max(version), 0) FROM checkpoints WHERE kept")
-    went_on = killed_run.process(run, last + 2)
+    went_on = killed_run.process(run, updates)
     assert went_on.returncode == 0, went_on.stdout[-2000:] + went_on.stderr[-2000:]
     summary = json.loads(went_on.stdout.splitlines()[-1])
-    assert summary["updates"] == last + 2
+    assert summary["updates"] == updates
     lines = killed_run.told(run)
     resumed = max(number for number, line in enumerate(lines) if "resumed" in line)
     assert lines[resumed]["resumed"] == saved, "no checkpoint that was recorded is lost"

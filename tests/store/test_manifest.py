@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dart import manifest
+from dart import failpoints, manifest
 
 
 @pytest.fixture
@@ -138,6 +138,17 @@ def test_a_written_folder_is_on_the_disk_before_it_gets_its_name(tmp_path: Path,
     write(tmp_path / "v1")
     assert steps() == sealed
     assert done[6:] == [f"v1 becomes {old}", f"{new} becomes v1", "sync ."], "the old one is there until then"
+    assert [path.name for path in tmp_path.iterdir()] == ["v1"]
+
+
+def test_a_disk_that_fails_between_the_two_renames_leaves_the_old_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "v1")
+    monkeypatch.setattr(failpoints, "_all", failpoints.armed("folder-aside=fail:EIO"))
+    with pytest.raises(OSError, match="folder-aside"):
+        write(tmp_path / "v1")
+    assert manifest.problem(tmp_path / "v1") is None
     assert [path.name for path in tmp_path.iterdir()] == ["v1"]
 
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dart import config
+from dart import config, failpoints
 from dart.coordinator.fleet.server import CoordinatorService, Server, heartbeat_interval
 from dart.coordinator.fleet.sessions import CommandFailed, Fleet, Rejected, Worker, WorkerLost
 from dart.errors import UserError
@@ -91,6 +91,30 @@ async def rig(**settings: object) -> AsyncIterator[Rig]:
 
 def release(name: str = "a", attempt: int = 1) -> pb.Release:
     return pb.Release(assignment=pb.Assignment(assignment_id=name, attempt=attempt))
+
+
+async def test_a_worker_that_fails_after_its_work_is_lost_and_another_one_does_the_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(failpoints, "_all", failpoints.armed("before-Released:1=delay:0.2,before-Released:2=fail:EIO"))
+    async with rig() as r, asyncio.TaskGroup() as tasks:
+        first = asyncio.create_task(r.work())
+        worker = await r.ready.get()
+        reaping = tasks.create_task(r.fleet.reap())
+        assert isinstance(await worker.call(release()), pb.Released)  # late, and once
+        assert r.role.worked == 1
+        with pytest.raises(WorkerLost):
+            await worker.call(release("b"))
+        with pytest.raises(ExceptionGroup) as ended:
+            await first
+        assert ended.value.subgroup(OSError) is not None
+        serving = tasks.create_task(r.work())
+        worker = await r.ready.get()
+        assert isinstance(await worker.call(release("b")), pb.Released)
+        assert r.role.worked == 3
+        r.fleet.say_goodbye("over")
+        assert await serving == "over"
+        reaping.cancel()
 
 
 async def test_call_reply_failure_and_goodbye() -> None:

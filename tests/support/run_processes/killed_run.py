@@ -3,7 +3,7 @@
     killed_run.py DIRECTORY UPDATES
 
 It begins the run or goes on with it until it has made so many updates, and then prints its summary. DART_FAILPOINT
-says where it is to be killed. What its workers were told is in DIRECTORY/told.jsonl, a line for each, on the disk
+says where it is to fail. What its workers were told is in DIRECTORY/told.jsonl, a line for each, on the disk
 before the coordinator hears of it.
 """
 
@@ -24,6 +24,7 @@ from dart import config, manifest
 from dart.coordinator.run import Run
 from dart.coordinator.service import housekeeping
 from dart.coordinator.start import Start, starting_point
+from dart.coordinator.training import updates
 from dart.core.types import Image, Trajectory
 from dart.failpoints import VARIABLE
 from dart.job import Train
@@ -118,9 +119,13 @@ class Trainer(SimulatedTrainer):
         super().train_batch(command)
 
     def save_checkpoint(self, command: pb.SaveCheckpoint) -> None:
-        with manifest.written(Path(command.path)) as folder:
-            (folder / "model.safetensors").write_bytes(os.urandom(5_000))
-            (folder / "trainer_state.pt").write_text(str(self._version))
+        try:
+            with manifest.written(Path(command.path)) as folder:
+                (folder / "model.safetensors").write_bytes(os.urandom(5_000))
+                (folder / "trainer_state.pt").write_text(str(self._version))
+        except OSError as error:
+            self.answer(command, 0.0, failure=pb.Failure(code=pb.FAILURE_CODE_TRAINER, message=str(error)))
+            return
         saved = pb.CheckpointSaved(path=command.path, weight_version=self._version)
         self.answer(command, 0.0, checkpoint_saved=saved)
 
@@ -169,7 +174,7 @@ def told(run: RunDirectory) -> list[dict[str, Any]]:
 
 
 def process(run: RunDirectory, updates: int, failpoint: str = "") -> subprocess.CompletedProcess[str]:
-    """This script in a process of its own, which is killed at the failpoint if one is named."""
+    """This script in a process of its own, with the faults of `dart.failpoints`, if any."""
     paths = f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'support'}"
     return subprocess.run(
         [sys.executable, __file__, str(run.path), str(updates)],
@@ -180,6 +185,6 @@ def process(run: RunDirectory, updates: int, failpoint: str = "") -> subprocess.
 
 if __name__ == "__main__":
     housekeeping.SWEEP_SECONDS, housekeeping.SHARD_PAUSE_SECONDS = 0.05, 0.0
-    housekeeping.LEAST_AGE_SECONDS = 0.05
+    housekeeping.LEAST_AGE_SECONDS = updates.LAST_SAVE_SECONDS = 0.05
     made = asyncio.run(work(RunDirectory(Path(sys.argv[1])), int(sys.argv[2])))
     print(json.dumps({name: made[name] for name in ("updates", "trajectories", "trained", "pooled")}))
