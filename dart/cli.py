@@ -15,6 +15,7 @@ from dart.cli_options import (
     ENDPOINT,
     EXTERNAL_WORKERS,
     INITIAL_WEIGHTS,
+    OPTIONAL_CONFIG,
     RESUME,
     SET,
     endpoint_options,
@@ -417,7 +418,7 @@ def export(run: str, out: Path, weight_version: int | None) -> None:
 
 
 @main.command()
-@click.argument("config", required=False, type=click.Path(path_type=Path))
+@OPTIONAL_CONFIG
 @SET
 def doctor(config: Path | None, overrides: tuple[str, ...]) -> None:
     """Show what is missing on this machine and how to fix it. With CONFIG, check what that run needs."""
