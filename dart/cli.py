@@ -15,6 +15,7 @@ from dart.cli_options import (
     ENDPOINT,
     EXTERNAL_WORKERS,
     INITIAL_WEIGHTS,
+    OPTIONAL_CONFIG,
     QUIET,
     RESUME,
     SET,
@@ -440,7 +441,7 @@ def export(run: str, out: Path, weight_version: int | None) -> None:
 
 
 @main.command(epilog="Example: dart doctor configs/ladder_demo.yaml")
-@click.argument("config", required=False, type=click.Path(path_type=Path))
+@OPTIONAL_CONFIG
 @SET
 def doctor(config: Path | None, overrides: tuple[str, ...]) -> None:
     """Say what this machine lacks (for CONFIG), and the remedy."""

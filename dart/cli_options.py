@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
-CONFIG = click.argument("config", type=click.Path(path_type=Path))
+
+
+def _config(command: Callable[..., Any], *, required: bool = True) -> Callable[..., Any]:
+    """The config's path, which is read and checked before the command imports what it needs to run: a mistake in it is
+    told at once. A pipe can be read only once, which is left to the command."""
+
+    @functools.wraps(command)
+    def checked(config: Path | None, overrides: tuple[str, ...], **choices: Any) -> Any:
+        if config is not None and (config.is_file() or config.is_dir() or not config.exists()):
+            from dart.config import load
+
+            load(config, overrides)
+        return command(config=config, overrides=overrides, **choices)
+
+    return click.argument("config", required=required, type=click.Path(path_type=Path))(checked)
+
+
+CONFIG = _config
+OPTIONAL_CONFIG = functools.partial(_config, required=False)
 SET = click.option(
     "--set", "overrides", multiple=True, metavar="SECTION.FIELD=VALUE", help="Change a field of the config."
 )
