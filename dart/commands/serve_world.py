@@ -135,15 +135,9 @@ async def _serve(environment: Environment, listening: socket.socket, token: str 
 
 
 def _http_server(app: Starlette) -> uvicorn.Server:
-    import uvicorn
-
     from dart.processes.http import HttpServer
 
-    return HttpServer(
-        uvicorn.Config(
-            app, log_level="warning", lifespan="off", ws_max_size=MOST_REQUEST_BYTES, timeout_graceful_shutdown=5
-        )
-    )
+    return HttpServer(app, ws_max_size=MOST_REQUEST_BYTES, timeout_graceful_shutdown=5)
 
 
 # ---- messages ----

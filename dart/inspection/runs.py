@@ -120,7 +120,7 @@ async def _row(id: str, directory: RunDirectory, kept: Kept) -> RunRow:
         with told(shown(directory.path)):
             files = await RunFiles.open(directory, id, LISTED_SECONDS)
             async with files:
-                row = _ROW.validate_python(asdict(await run_row(files)), strict=True)
+                row = _ROW.validate_python(asdict(await run_row(files)))
             keeps = files.migrated or (row.state != RunState.RUNNING and directory.place.database is None)
     except (UserError, OSError) as error:
         return _unreadable(id, directory, shown(str(error)))

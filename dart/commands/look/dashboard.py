@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import click
-import uvicorn
 import uvloop
 
 from dart.core.loopback import is_loopback
@@ -66,11 +65,7 @@ def _listen(options: ViewOptions) -> socket.socket:
 
 async def _serve(paths: Sequence[Path], listening: socket.socket, token: str | None, *, parent_watch: bool) -> None:
     dashboard = make_dashboard(Library(paths), token)
-    server = HttpServer(
-        uvicorn.Config(
-            dashboard.app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=1
-        )
-    )
+    server = HttpServer(dashboard.app, access_log=False, timeout_graceful_shutdown=1)
 
     def stop() -> None:
         dashboard.streams.end()
