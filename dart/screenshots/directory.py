@@ -105,7 +105,11 @@ class ScreenshotDirectory:
                     view = view[os.write(descriptor, view) :]
             finally:
                 os.close(descriptor)
-            self._rename(temporary, self._prefix + name)
+            try:
+                self._rename(temporary, self._prefix + name)
+            except IsADirectoryError:
+                self.set_aside(name)
+                self._rename(temporary, self._prefix + name)
         except OSError:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)  # noqa: PTH108 - as below
@@ -181,14 +185,12 @@ class ScreenshotDirectory:
                 self._rename(str(file), self._prefix + file_name(bytes.fromhex(file.name)))
         return len(waiting)
 
-    def _rename(self, temporary: str, target: str) -> None:
+    @staticmethod
+    def _rename(temporary: str, target: str) -> None:
         try:
             os.rename(temporary, target)  # noqa: PTH104 - a Path costs more than the call
         except FileNotFoundError:
             Path(target).parent.mkdir(exist_ok=True)
-            os.rename(temporary, target)  # noqa: PTH104
-        except IsADirectoryError:
-            self.set_aside(target.removeprefix(self._prefix))
             os.rename(temporary, target)  # noqa: PTH104
 
 
