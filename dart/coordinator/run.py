@@ -124,8 +124,6 @@ class Run:
         self._launcher_failed: Exception | None = None
         self._began, self._roster = time.monotonic(), Roster(self.fleet, self.journal)
 
-    # ---- its parts ----
-
     def _data_source(self) -> Demonstrations | DataManager:
         config, start = self.config, self._start
         if config.algorithm == "sft":
@@ -140,7 +138,8 @@ class Run:
         wanted = {"env": min(1, self._job.environments(config)), "rollout": self.replicas_wanted, "train": ranks}
         return Watch(
             config, wanted, self.fleet, self.envs, self.replicas, self.accounting, self.progress, self.journal,
-            sampled=self._sampled, status=self.status, health=self.server.serving, unstored=lambda: self.database.waits,
+            sampled=self._sampled, status=self.status, health=self.server.serving,
+            unstored=lambda: self._housekeeping.unstored if self._housekeeping else (0.0, ""),
         )  # fmt: skip
 
     def _make_housekeeping(self, guard: Guard | None) -> Housekeeping | None:

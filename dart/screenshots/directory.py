@@ -12,10 +12,12 @@ looks for the file after touching it: the system may find the file, lose it to t
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import itertools
 import os
 import secrets
+import stat
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +28,7 @@ from dart.failpoints import failpoint
 _TEMPORARY = "tmp"
 _TEMPORARY_SECONDS = 3600.0
 _MARK = "id"
-_REMOVED = "removed"
+_REMOVED, _DAMAGED = "removed", "damaged"
 SHARDS = 256
 
 
@@ -49,7 +51,10 @@ def file_name(digest: bytes) -> str:
 
 class ScreenshotDirectory:
     """Plain file calls: several times faster than through fsspec for files of a few KB. `read` and `size` raise
-    FileNotFoundError, all of them OSError. Call `prepare` before the first `write`."""
+    FileNotFoundError, all of them OSError. Call `prepare` before the first `write`.
+
+    What a damaged file system leaves in a file's place, a folder or a pipe for example, is not a file: it is not there.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
@@ -101,25 +106,41 @@ class ScreenshotDirectory:
                     view = view[os.write(descriptor, view) :]
             finally:
                 os.close(descriptor)
-            self._rename(temporary, self._prefix + name)
+            try:
+                self._rename(temporary, self._prefix + name)
+            except IsADirectoryError:
+                self.set_aside(name)
+                self._rename(temporary, self._prefix + name)
         except OSError:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)  # noqa: PTH108 - as below
             raise
 
     def read(self, name: str) -> bytes:
-        with open(self._prefix + name, "rb", buffering=0) as file:  # noqa: PTH123 - Path's takes a third longer
-            return file.read()
+        descriptor = os.open(self._prefix + name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # waits for no pipe
+        try:
+            _regular(os.fstat(descriptor))
+            with open(descriptor, "rb", buffering=0, closefd=False) as file:
+                return file.read()
+        finally:
+            os.close(descriptor)
 
     def size(self, name: str) -> int:
-        return os.stat(self._prefix + name).st_size  # noqa: PTH116 - as below
+        return _regular(os.stat(self._prefix + name)).st_size  # noqa: PTH116 - as below
+
+    def set_aside(self, name: str) -> None:
+        """Make room for the bytes of this name: what is there is damaged, and is kept in `damaged`."""
+        aside = self.root / _DAMAGED / f"{Path(name).name}-{self._writer}-{next(self._counter)}"
+        aside.parent.mkdir(exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(self._prefix + name, aside)  # noqa: PTH104 - as below
 
     def holds(self, name: str, size: int | None = None) -> bool:
         """Whether there are bytes of this name (and size). If so they are touched, which keeps them for a while."""
         path = self._prefix + name
         try:
             os.utime(path)  # first: a file seen after it was touched is seen as touched by a remover, too
-            held = os.stat(path).st_size  # noqa: PTH116 - as below
+            held = self.size(name)
         except FileNotFoundError:
             return False
         return held == size if size is not None else held > 0
@@ -134,7 +155,7 @@ class ScreenshotDirectory:
                 with contextlib.suppress(FileNotFoundError, ValueError):  # gone meanwhile, or not one of our files
                     digest = bytes.fromhex(entry.name)
                     file_name(digest)  # raises ValueError, too
-                    status = entry.stat(follow_symlinks=False)
+                    status = _regular(entry.stat(follow_symlinks=False))
                     found.append(StoredFile(digest, status.st_size, status.st_mtime))
         return found
 
@@ -143,7 +164,7 @@ class ScreenshotDirectory:
         target = self._prefix + file_name(digest)
         aside = f"{self._prefix}{_REMOVED}/{digest.hex()}"
         try:
-            if os.stat(target).st_mtime >= untouched_since:  # noqa: PTH116 - as below
+            if _regular(os.stat(target)).st_mtime >= untouched_since:  # noqa: PTH116 - as below
                 return 0
             self._rename(target, aside)
         except FileNotFoundError:
@@ -172,3 +193,10 @@ class ScreenshotDirectory:
         except FileNotFoundError:
             Path(target).parent.mkdir(exist_ok=True)
             os.rename(temporary, target)  # noqa: PTH104
+
+
+def _regular(status: os.stat_result) -> os.stat_result:
+    """The same. Raises FileNotFoundError for anything but a file."""
+    if not stat.S_ISREG(status.st_mode):
+        raise FileNotFoundError(errno.ENOENT, "what is there is not a file")
+    return status

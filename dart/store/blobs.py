@@ -191,6 +191,24 @@ class BlobStore:
         wanted = list(set(digests))
         return dict(zip(wanted, await _all(map(self.get_async, wanted)), strict=True))
 
+    async def damaged(self, digests: Iterable[bytes]) -> set[bytes]:
+        """Those that a directory no longer holds as they were: gone, empty, changed, or not a file, as a power failure
+        or a failing disk leaves them. What is left of them is set aside, so that they can be put again.
+
+        Not of an object store, which sees to that itself.
+        """
+        directory = self.directory
+        return await self._in_pool(lambda: set(filter(self._is_damaged, digests))) if directory else set()
+
+    def _is_damaged(self, digest: bytes) -> bool:
+        try:
+            self.get(digest)
+        except (BlobError, OSError):
+            assert self.directory is not None, "only a directory is looked through"
+            self.directory.set_aside(file_name(digest))
+            return True
+        return False
+
     async def _in_pool(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 

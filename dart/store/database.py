@@ -80,11 +80,6 @@ class Database(Reader):
             undo.pop_all()
         return database
 
-    @property
-    def waits(self) -> tuple[float, str]:
-        """How long and for what the run waits to store something; (0, "") if it does not."""
-        return max((one.waited, one.waits_for) for one in (self.patience, self.blobs.patience))
-
     def wait_at_most(self, seconds: float) -> None:
         """From now on, for a database that is locked or away, and for an object store that is away."""
         self.patience.seconds = self.blobs.patience.seconds = seconds

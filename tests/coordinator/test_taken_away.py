@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import sqlite3
 import subprocess
 import sys
@@ -83,3 +84,18 @@ def test_a_backup_that_locks_the_database_is_waited_for(run: RunDirectory, proce
     wait(lambda: stored(run) > before + 5, process)
     wait(lambda: bool(events(run.metrics, "database_unlocked")), process)
     assert "another process has locked the database for" in str(events(run.metrics, "database_locked")[0]["why"])
+
+
+def test_descriptors_that_run_out_for_a_while_are_waited_for(run: RunDirectory, process: subprocess.Popen[str]) -> None:
+    """As where something else of the process needs them: it may have no more than it has."""
+    limits = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (3, limits[1]))
+    try:
+        wait(lambda: bool(events(run.metrics, "machine_short")), process)
+        before = stored(run)
+    finally:
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, limits)
+    wait(lambda: stored(run) > before + 5, process)
+    wait(lambda: bool(events(run.metrics, "machine_recovered")), process)
+    why = str(events(run.metrics, "machine_short")[0]["why"])
+    assert why == "too many open files: the limit of this process is 3: raise `ulimit -n`"

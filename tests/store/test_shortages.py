@@ -118,7 +118,7 @@ async def test_a_database_without_a_descriptor_waits_for_one_and_names_the_limit
         told: asyncio.Queue[str] = asyncio.Queue()
         loop = asyncio.get_running_loop()
         database.patience.told = lambda seconds, over: (
-            loop.call_soon_threadsafe(told.put_nowait, "over" if over else database.waits[1]) and None
+            loop.call_soon_threadsafe(told.put_nowait, "over" if over else database.patience.waits_for) and None
         )
         database._reader._engine.dispose()  # its readers are opened as they are needed, hours after the start
         with no_descriptors():
@@ -129,7 +129,7 @@ async def test_a_database_without_a_descriptor_waits_for_one_and_names_the_limit
         assert await reading == 0
         while await told.get() != "over":
             pass
-        assert database.waits == (0.0, "")
+        assert database.patience.waits_for == ""
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from dart.agent.vocabulary import vocabulary_size
@@ -352,17 +352,40 @@ class DataManager:
         for event in await self._database.newest_events("trainer_lost", 100):
             losses.update(_groups_of(event.json))
         vocabulary = await asyncio.to_thread(vocabulary_size, self._config.model.folder)
-        for group in await self._database.unfinished_groups():
-            self._restore(group, losses[group.id], vocabulary)
+        groups = await self._database.unfinished_groups()
+        damaged = await self._damaged(groups)
+        for group in groups:
+            self._restore(group, losses[group.id], vocabulary, damaged)
         await self._database.close_evaluations(time.time())
         await self._decide()
 
-    def _restore(self, group: StoredGroup, losses: int, vocabulary: int | None) -> None:
+    async def _damaged(self, groups: Sequence[StoredGroup]) -> set[bytes]:
+        """The digests of their screenshots that are gone: the trainer would refuse group after group."""
+        needed = {
+            group.id: {
+                image.sha256 for one in group.trajectories for step in one.trajectory.steps for image in step.images
+            }
+            for group in groups
+        }
+        every = set[bytes]().union(*needed.values())
+        if damaged := await self._database.blobs.damaged(every):
+            dropped = [name for name, digests in needed.items() if digests & damaged]
+            why = (
+                f"{len(damaged)} of {len(every)} screenshots that unfinished groups need are gone, empty or changed: "
+                f"check the disk of {self._database.blobs.where} (its files may be lost in a power failure, too); the "
+                f"{len(dropped)} groups are dropped, and sampling goes on"
+            )
+            log.warning("%s", why)
+            self._journal.event("screenshots_damaged", files=len(damaged), groups=dropped, why=why)
+        return damaged
+
+    def _restore(self, group: StoredGroup, losses: int, vocabulary: int | None, damaged: Collection[bytes]) -> None:
         # In a released group, a failure that a pooled success replaced has no advantage.
         is_open = group.state == GroupState.OPEN
         members = [one for one in group.trajectories if is_open or one.advantages]
-        why = next((f"{one.trajectory.id}: {problem}" for one in members
-                    if (problem := why_unusable(one.trajectory, vocabulary, one.advantages or None))), "")  # fmt: skip
+        problems = ((one.trajectory.id, why_unusable(one.trajectory, vocabulary, one.advantages or None, damaged))
+                    for one in members)  # fmt: skip
+        why = next((f"{name}: {problem}" for name, problem in problems if problem), "")
         if losses >= MOST_LOSSES:
             why = why or f"the trainer was lost {losses} times while it trained on it"
         trajectories = tuple(one.trajectory for one in members)

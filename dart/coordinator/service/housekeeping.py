@@ -129,6 +129,11 @@ class Housekeeping:
         self._told_full = False
         self._failing: set[str] = set()
 
+    @property
+    def unstored(self) -> tuple[float, str]:
+        """How long and for what the run has waited to store something; (0, "") if it does not."""
+        return max((one.waited, one.waits_for) for one in (self._database.patience, self._database.blobs.patience))
+
     async def run(self) -> None:
         """Runs until cancelled. Raises UserError when the run's database is gone."""
         database, screenshots = self._database.patience, self._database.blobs.patience

@@ -8,7 +8,7 @@ a worker sends has passed `dart.wire.rules`, which refuses all of this answer by
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from dart.core.types import Generation, Trajectory
 
@@ -19,13 +19,17 @@ LARGEST_VERSION = 2**63 - 1
 
 
 def why_unusable(
-    trajectory: Trajectory, vocabulary: int | None = None, advantages: Sequence[float] | None = None
+    trajectory: Trajectory,
+    vocabulary: int | None = None,
+    advantages: Sequence[float] | None = None,
+    damaged: Collection[bytes] = (),
 ) -> str | None:
     """Why the trajectory cannot be trained on; None if it can.
 
     `advantages`: one per step, if they have been computed. `vocabulary`: how many token ids the model has; None leaves
     the ids of sampled tokens unchecked. The trainer checks ids in prompts, and names the sample that it refuses. A
     trajectory whose steps have no log-probabilities at all is usable only as a pooled copy, which the trainer scores.
+    `damaged`: digests of screenshots that are gone.
     """
     if not math.isfinite(trajectory.reward) or abs(trajectory.reward) > LARGEST_REWARD:
         return f"its reward is {trajectory.reward:g}: it must be a finite number of at most {LARGEST_REWARD:g}"
@@ -37,6 +41,8 @@ def why_unusable(
     for step in trajectory.steps:
         if why := _problem(step.generation, scored, vocabulary):
             return f"step {step.index} {why}"
+        if damaged and any(image.sha256 in damaged for image in step.images):
+            return f"step {step.index} has a screenshot that is damaged or gone"
     return None
 
 
