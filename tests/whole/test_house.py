@@ -1,15 +1,14 @@
-"""The limits that keep the project readable: short functions, short files, small folders, few untyped values."""
+"""The limits that keep the project readable: short functions, few untyped values."""
 
 from __future__ import annotations
 
 import ast
 import re
 import subprocess
-from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-LONGEST_FUNCTION, LONGEST_FILE, LARGEST_FOLDER = 60, 450, 14
+LONGEST_FUNCTION = 60
 ANY_PER_THOUSAND_LINES, UNTYPED_DICTIONARIES = 4.0, 20
 
 
@@ -36,16 +35,6 @@ def test_no_function_is_longer_than_a_screen() -> None:
         and (length := (node.end_lineno or node.lineno) - node.lineno + 1) > LONGEST_FUNCTION
     ]
     assert not long
-
-
-def test_no_file_is_longer_than_a_sitting() -> None:
-    long = [f"{path} has {lines} lines" for path in sources() if (lines := read(path).count("\n")) > LONGEST_FILE]
-    assert not long
-
-
-def test_no_folder_has_more_rooms_than_a_reader_remembers() -> None:
-    rooms = Counter(path.parent for path in sources() if path.name != "__init__.py")
-    assert not [f"{folder} has {count} modules" for folder, count in rooms.items() if count > LARGEST_FOLDER]
 
 
 def test_values_have_types() -> None:
