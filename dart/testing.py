@@ -54,6 +54,7 @@ ACTIONS: tuple[Action, ...] = (
     Drag((_CORNER, _MIDDLE, _CORNER), "left", 0.1),
 )  # fmt: skip
 """At least one action of each kind; a world never gets the kinds that it does not list in `actions`."""
+STILL_SECONDS = (0.3, 0.2, 0.2, 0.2, 0.2, 0.2)
 FINISHES = (Finish(), Finish("fail"), Finish("infeasible"), Finish("call_user"), Finish(answer="42"))
 
 
@@ -78,7 +79,8 @@ def conform(
     """Raises AssertionError if the world `kind` (as in `environment.kind`) does not keep to its contract.
 
     `options` and `screen`: as `environment.options` and `environment.viewport`. `repeatable`: the same task begins with
-    the same screenshot, to the pixel; False for a world with a clock or a blinking caret.
+    the same screenshot, to the pixel, and shows nothing new without an action; False for a world with a clock or a
+    blinking caret.
     """
     _expect(bool(tasks), "name at least one task that the world has")
     case = _Case(kind, tasks, options or {}, screen, repeatable, seed)
@@ -176,10 +178,22 @@ async def _acts(case: _Case, one: Env, other: Env, offered: Sequence[str]) -> No
     for action in ACTIONS:
         if kind_of(action) in offered:
             await one.reset(task)
-            _seen(await one.act(action), f"act({action})")
+            seen = _seen(await one.act(action), f"act({action})")
+            if case.repeatable and not seen.done and "observe" in offered:
+                await _stays(one, seen, f"act({action})")
     after = _seen(await other.act(Observe()), "act(Observe())")
     same = after.image.sha256 == start.image.sha256
     _expect(same or not case.repeatable, "acting on one environment changed another's screenshot")
+
+
+async def _stays(env: Env, seen: Observation, what: str) -> None:
+    """What an action began is over when it returns. A caret that blinks is soon back as it was."""
+    for pause in STILL_SECONDS:
+        await asyncio.sleep(pause)
+        again = _seen(await env.act(Observe()), "act(Observe())")
+        if again.done or again.image.sha256 == seen.image.sha256:
+            return
+    raise AssertionError(f"the screenshot changed by itself after {what}: wait for what it began, or repeatable=False")
 
 
 async def _judges(case: _Case, env: Env) -> None:

@@ -3,6 +3,9 @@
 Always true: every call on a page ends within its timeout, with a result or an EnvironmentFailure; after a failure
 the page is `broken` and must be closed and replaced. When Chromium itself dies or hangs, all its pages are broken, and
 the next `new_page` starts another Chromium; that it hangs is found out when it makes no page.
+
+Pages draw whenever they want to, as on a screen of 60 Hz, and nothing that one of them does is waited for by another.
+The driver's own scripts run in a JavaScript world of their own, where a page's functions are not.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import base64
 import contextlib
 import functools
 import logging
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,33 +27,31 @@ from dart.workers.env.devtools import (
     PageCrashed,
     PageTimeout,
     ProtocolError,
+    Tab,
     find_executable,
+    network,
 )
+from dart.workers.env.inputs import Call, during_drag, is_key
+from dart.workers.env.keyboard import CONTROL
 from dart.worlds.contract import EnvironmentFailure
 
 __all__ = ["Browser", "EnvironmentFailure", "Page", "PageCrashed", "PageTimeout", "ProtocolError"]
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-Call = tuple[str, Mapping[str, object]]
 
-_SENT_WITH_FRAMES = ("mouseMoved", "mouseWheel")  # the page gets these when a frame begins, all others at once
-# Taking an element out of the layout for a moment closes its popup and changes nothing else.
-_CLOSE_POPUPS = """for (const element of document.querySelectorAll(':is(select, input):open')) {
-  const display = element.style.display;
-  element.style.display = 'none';
-  element.offsetHeight;
-  element.style.display = display;
-}"""
-_CLIPBOARD = Path(assets.__file__).parent / "web" / "clipboard.js"
-_CLIPBOARD_WORLD, _COPIED = "dart-clipboard", "dartCopied"
+_OWN_WORLD, _COPIED, _DRAGS = "dart", "dartCopied", "dartDrags"
+_IN_ALL_DOCUMENTS = {"worldName": _OWN_WORLD, "runImmediately": True}
 NOTHING_COPIED = "{}"
-FRAME_SECONDS = 0.05  # between two frames while time passes
-FRAME_LIMIT_SECONDS = 5.0  # while one page draws, all others wait
-INPUT_FRAME_SECONDS = 0.005  # between two frames until the page has handled an input: a scroll takes two or three
-NO_PROXY = "http://127.0.0.1:1"  # nothing listens on port 1
 SIGN_OF_LIFE_SECONDS = 10.0  # Chromium says its version in milliseconds, whatever its pages do
-SCREENSHOT_TRIES = 5  # just after a page has loaded, a frame may come without a picture
+INPUT_SECONDS = 1.0  # for the page to handle one input
+REST_SECONDS = 1.0  # for what an action began: a navigation, requests
+LOOK_SECONDS = 1.0  # for a screenshot: a page draws nothing until its style sheets and first scripts are there
+MOST_TABS = 8
+# What a person waits for after an action; not streams, and nothing that nobody sees.
+_AWAITED = frozenset({"Document", "Stylesheet", "Image", "Font", "Script", "XHR", "Fetch"})
+_TURN = "new Promise(done => setTimeout(done))"  # what the page has put off until "next" has been done then
+_FRAME = "new Promise(done => requestAnimationFrame(() => setTimeout(done)))"  # a page learns of a scroll in a frame
 
 
 class Browser:
@@ -113,51 +114,42 @@ async def _close_if_hung(connection: Connection) -> None:
 
 
 class Page:
-    """One tab. Every call ends within `timeout` seconds."""
+    """One tab, and those that it opens: the last one is shown and gets the input until it is closed, by itself or by
+    Ctrl+W. Every call ends within a small multiple of `timeout` seconds."""
 
-    def __init__(self, connection: Connection, context: str, session: str, timeout: float) -> None:
+    def __init__(self, connection: Connection, context: str, viewport: tuple[int, int], timeout: float) -> None:
         self.timeout = timeout
         self.failure: EnvironmentFailure | None = None
         self._connection = connection
         self._context = context
-        self._session = session
+        self._viewport = viewport
+        self._tabs: list[Tab] = []
         self._loaded: asyncio.Future[None] | None = None
+        self._begun: set[str] = set()
+        """The loads of frames and the requests that have begun since the last action did, and have not ended."""
+        self._changed = asyncio.Event()
+        self._seen = b""
         self._copied = NOTHING_COPIED
         """What is on the page's own clipboard, in the form that clipboard.js gives it."""
-        self._offered, self._offer = "", ""
-        """What its documents paste, and the script by which they know it."""
-        connection.listen(session, self._on_event)
+        self._offered = NOTHING_COPIED
+        connection.listen(context, self._on_tab)
 
     @classmethod
     async def open(
         cls, connection: Connection, viewport: tuple[int, int], timeout: float, only: str | None = None
     ) -> Page:
-        width, height = viewport
-        context: str | None = None
+        page: Page | None = None
         try:
             async with asyncio.timeout(timeout):
-                context = (await connection.send("Target.createBrowserContext", _network(only)))["browserContextId"]
-                parameters = {"url": "about:blank", "browserContextId": context, "width": width, "height": height}
-                if connection.frames_on_demand:
-                    parameters["enableBeginFrameControl"] = True
-                target = (await connection.send("Target.createTarget", parameters))["targetId"]
-                attached = await connection.send("Target.attachToTarget", {"targetId": target, "flatten": True})
-                page = cls(connection, context, attached["sessionId"], timeout)
-                metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
-                await page.calls(
-                    [
-                        ("Inspector.enable", {}),
-                        ("Page.enable", {}),
-                        ("Emulation.setDeviceMetricsOverride", metrics),
-                        ("Emulation.setFocusEmulationEnabled", {"enabled": True}),
-                        ("Runtime.enable", {}),  # without it the binding is not made
-                        ("Runtime.addBinding", {"name": _COPIED, "executionContextName": _CLIPBOARD_WORLD}),
-                    ]
-                )
-                await page._offer_copied()
+                context = (await connection.send("Target.createBrowserContext", network(only)))["browserContextId"]
+                page = cls(connection, context, viewport, timeout)
+                await connection.send("Browser.setDownloadBehavior", {"behavior": "deny", "browserContextId": context})
+                await connection.send("Target.createTarget", {"url": "about:blank", "browserContextId": context})
+                await page._until(lambda: bool(page._tabs))
+                await page.call("Runtime.evaluate", expression="0")
         except (TimeoutError, EnvironmentFailure) as error:
-            if context is not None:
-                connection.send("Target.disposeBrowserContext", {"browserContextId": context})
+            if page is not None:
+                page._dispose()
             if isinstance(error, EnvironmentFailure):
                 raise
             raise PageTimeout(f"Chromium made no page within {timeout:g} s") from None
@@ -176,37 +168,117 @@ class Page:
         futures = [self._send(method, parameters) for method, parameters in calls]
         return await self._bounded(asyncio.gather(*futures), calls[-1][0])
 
-    async def evaluate(self, expression: str, wait: bool = False) -> Any:
-        """The JSON value of a JavaScript expression; `wait`: of the promise it returns. ProtocolError if it throws."""
-        result = await self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=wait)
+    async def evaluate(self, expression: str, wait: bool = False, own_world: bool = False) -> Any:
+        """The JSON value of a JavaScript expression in the page's own tab; `wait`: of the promise it returns.
+
+        `own_world`: where the document's variables, and what it has made of the browser's functions, are not seen.
+        Raises ProtocolError if it throws.
+        """
+        where = {"uniqueContextId": self._tabs[0].world} if own_world else {}
+        how = {"returnByValue": True, "awaitPromise": wait, **where}
+        result = await self.call("Runtime.evaluate", expression=expression, **how)
         if "exceptionDetails" in result:
             details = result["exceptionDetails"]
             raise ProtocolError(details.get("exception", {}).get("description") or details.get("text", "it threw"))
         return result["result"].get("value")
 
     async def navigate(self, url: str) -> None:
-        """Load `url` and wait for its load event."""
+        """Load `url` in the page's own tab and wait for its load event; one that does not come is done without."""
+        for tab in self._tabs[1:]:
+            self._close_tab(tab)
         await self._offer_copied()
-        self._loaded = asyncio.get_running_loop().create_future()
-        loaded = self._loaded
+        loaded = self._loaded = asyncio.get_running_loop().create_future()
         result = await self.call("Page.navigate", url=url)
         if "errorText" in result:
             raise ProtocolError(f"{url} did not load: {result['errorText']}")
-        await self._bounded(loaded, f"loading {url}")
+        if await self._came(loaded, self.timeout / 2, self._tabs[0]):
+            loaded.result()
+        else:
+            await self.call("Page.stopLoading")
+
+    # ---- what a person does ----
 
     async def input(self, calls: Sequence[Call]) -> None:
-        """Input commands, carried out in order; the page has handled them when this returns."""
+        """Input commands: the page has handled each before the next, and all when this returns.
+
+        A navigation or a request that they began has ended then, too, or is not waited for any longer.
+        """
         await self._offer_copied()
-        if not self._connection.frames_on_demand:
-            await self.calls(calls)
-            return
-        for batch in _batches(calls):
-            futures = [self._send(method, parameters) for method, parameters in batch]
-            last = batch[-1][1].get("type")
-            if last in _SENT_WITH_FRAMES:
-                await self._bounded(self._frames_until_done(futures, last == "mouseWheel"), batch[-1][0])
-            await self._bounded(asyncio.gather(*futures), batch[-1][0])
-        await self._close_popups()
+        self._begun.clear()
+        for method, parameters in calls:
+            tab = self._tabs[-1]
+            kind = parameters.get("type")
+            if tab is not self._tabs[0] and is_key(parameters, "w") and parameters["modifiers"] == CONTROL:
+                self._close_tab(tab)
+                continue
+            dragged = tab.drag
+            await self._handled(tab, *during_drag((method, parameters), dragged))
+            if kind == "mouseMoved" and parameters.get("button") == "left" and dragged is None:
+                await self._handled(tab, "Runtime.evaluate", {"expression": "0"})  # dragstart comes before this
+                if await self._drags(tab):
+                    drag = during_drag((method, parameters), tab.drag)[1]
+                    await self._handled(tab, "Input.dispatchDragEvent", {**drag, "type": "dragEnter"})
+                    await self._handled(tab, "Input.dispatchDragEvent", drag)
+            elif kind == "mouseReleased" or is_key(parameters, "Escape"):
+                tab.drag = None
+        scrolled = any(parameters.get("type") == "mouseWheel" for _, parameters in calls)
+        await self._rest(_FRAME if scrolled else _TURN)
+
+    async def _handled(self, tab: Tab, method: str, parameters: Mapping[str, object]) -> None:
+        """One command, to a tab that may be closed by it, or be loading and take it later."""
+        reply = self._send(method, parameters, tab)
+        if await self._came(reply, INPUT_SECONDS, tab) and tab in self._tabs:
+            reply.result()
+
+    async def _drags(self, tab: Tab) -> bool:
+        """Whether something is dragged now; a drag that has just begun is waited for."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(INPUT_SECONDS):
+                await self._until(lambda: not tab.drags or tab.drag is not None)
+        tab.drags = ""
+        return tab.drag is not None
+
+    async def _rest(self, turn: str) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(REST_SECONDS):
+                while True:
+                    await self._turn(turn)
+                    if not self._begun:
+                        return
+                    await self._until(lambda: not self._begun)
+
+    async def _turn(self, turn: str) -> None:
+        tab = self._tabs[-1]
+        await self._until(lambda: bool(tab.world) or tab not in self._tabs)
+        parameters = {"expression": turn, "awaitPromise": True, "uniqueContextId": tab.world}
+        with contextlib.suppress(ProtocolError):  # the document has gone meanwhile: what it began is known
+            await self._send("Runtime.evaluate", parameters, tab)
+
+    async def pass_time(self, seconds: float) -> None:
+        """Let the page run for a while."""
+        await asyncio.sleep(seconds)
+
+    async def screenshot(self) -> bytes:
+        """The viewport as PNG, as it is now; what was seen last, if nothing is drawn within LOOK_SECONDS."""
+        end = asyncio.get_running_loop().time() + self.timeout
+        while True:
+            tab = self._tabs[-1]
+            if tab.shot is None or tab.shot.done():
+                options = {"format": "png", "optimizeForSpeed": True}
+                tab.shot = self._send("Page.captureScreenshot", options, tab)
+            shot = tab.shot
+            if await self._came(shot, LOOK_SECONDS, tab):
+                if not shot.exception():
+                    self._seen = base64.b64decode(shot.result()["data"])
+                    return self._seen
+                if tab not in self._tabs:
+                    continue
+            if self._seen:
+                return self._seen
+            if asyncio.get_running_loop().time() > end:
+                self.failure = PageTimeout(f"no screenshot within {self.timeout:g} s")
+                raise self.failure
+            await self._bounded(self._send("Page.stopLoading", {}, tab), "Page.stopLoading")
 
     async def clear_clipboard(self) -> None:
         """Forget what was copied on this page. Every page has a clipboard of its own (dart/assets/web/clipboard.js)."""
@@ -221,50 +293,16 @@ class Page:
         """Let all documents of the page, and those that it loads later, paste what was copied last."""
         if self._copied == self._offered:
             return
-        offered, old = self._copied, self._offer
-        script = {"source": f"{_clipboard()}({offered})", "worldName": _CLIPBOARD_WORLD, "runImmediately": True}
-        self._offer = (await self.call("Page.addScriptToEvaluateOnNewDocument", **script))["identifier"]
-        self._offered = offered
-        if old:
-            await self.call("Page.removeScriptToEvaluateOnNewDocument", identifier=old)
+        self._offered = self._copied
+        for tab in list(self._tabs):
+            old, tab.offer = tab.offer, self._offer_to(tab)
+            if old is not None and await self._came(old, self.timeout, tab) and not old.exception():
+                self._send("Page.removeScriptToEvaluateOnNewDocument", old.result(), tab)
+            await self._came(tab.offer, self.timeout, tab)
 
-    async def _frames_until_done(self, futures: Sequence[asyncio.Future[Message]], scrolls: bool) -> None:
-        await self._close_popups()
-        pending: set[asyncio.Future[Message]] = set(futures)
-        while pending:
-            await self._frame()
-            _, pending = await asyncio.wait(pending, timeout=INPUT_FRAME_SECONDS)
-        if scrolls:  # one more frame: the page learns of a scroll only after it has been drawn
-            await self._frame()
-
-    async def _close_popups(self) -> None:
-        """Close the list of a select and the picker of a date: both are separate windows, which no screenshot shows.
-
-        While one is open, no frame on demand ever ends. The keyboard operates both controls without them.
-        """
-        await self.evaluate(_CLOSE_POPUPS)
-
-    async def pass_time(self, seconds: float) -> None:
-        """Let the page run for a while, drawing frames for its animations."""
-        loop = asyncio.get_running_loop()
-        end = loop.time() + seconds
-        while (left := end - loop.time()) > 0:
-            await asyncio.sleep(min(left, FRAME_SECONDS))
-            if self._connection.frames_on_demand:
-                await self.evaluate("0")
-                await self._frame(noDisplayUpdates=True)
-
-    async def screenshot(self) -> bytes:
-        """The viewport as PNG, drawn now."""
-        options = {"format": "png", "optimizeForSpeed": True}
-        if not self._connection.frames_on_demand:
-            return base64.b64decode((await self.call("Page.captureScreenshot", **options))["data"])
-        for _ in range(SCREENSHOT_TRIES):
-            result = await self._frame(screenshot=options)
-            if "screenshotData" in result:
-                return base64.b64decode(result["screenshotData"])
-        self.failure = PageCrashed(f"no screenshot in {SCREENSHOT_TRIES} frames")
-        raise self.failure
+    def _offer_to(self, tab: Tab) -> asyncio.Future[Message]:
+        script = {"source": f"{_script('clipboard.js')}({self._offered})", **_IN_ALL_DOCUMENTS}
+        return self._send("Page.addScriptToEvaluateOnNewDocument", script, tab)
 
     async def close(self) -> None:
         """Close the page and its context; never fails, and does not wait for the page."""
@@ -272,41 +310,18 @@ class Page:
         with contextlib.suppress(EnvironmentFailure, TimeoutError):
             async with asyncio.timeout(self.timeout):
                 await self._dispose()
-        self._connection.forget(self._session, self.failure)
+        for owner in (self._context, *(tab.session for tab in self._tabs)):
+            self._connection.forget(owner, self.failure)
 
     def _dispose(self) -> asyncio.Future[Message]:
         return self._connection.send("Target.disposeBrowserContext", {"browserContextId": self._context})
 
-    async def _frame(self, **parameters: object) -> Message:
-        """Draw one frame. Call it only when the page has just answered, because all other pages wait meanwhile.
+    # ---- waiting ----
 
-        The lock is released when the frame has ended, even if the caller is cancelled before.
-        """
-        await self._connection.drawing.acquire()
-        try:
-            frame = self._send("HeadlessExperimental.beginFrame", parameters)
-        except EnvironmentFailure:
-            self._connection.drawing.release()
-            raise
-        limit = min(self.timeout, FRAME_LIMIT_SECONDS)
-        timer = asyncio.get_running_loop().call_later(limit, self._frame_is_late, limit)
-
-        def ended(_: object) -> None:
-            timer.cancel()
-            self._connection.drawing.release()
-
-        frame.add_done_callback(ended)
-        return await asyncio.shield(frame)
-
-    def _frame_is_late(self, limit: float) -> None:
-        """Dispose of the hung page: no other page can draw until it is gone."""
-        failure = self.failure = self.failure or PageTimeout(f"no frame within {limit:g} s")
-        self._dispose().add_done_callback(lambda _: self._connection.forget(self._session, failure))
-
-    def _send(self, method: str, parameters: Mapping[str, object]) -> asyncio.Future[Message]:
+    def _send(self, method: str, parameters: Mapping[str, object], tab: Tab | None = None) -> asyncio.Future[Message]:
         if self.failure is not None:
             raise self.failure
-        return self._connection.send(method, parameters, self._session)
+        return self._connection.send(method, parameters, (tab or self._tabs[0]).session)
 
     async def _bounded(self, awaitable: Awaitable[T], what: str) -> T:
         try:
@@ -316,45 +331,116 @@ class Page:
             self.failure = PageTimeout(f"{what}: no answer within {self.timeout:g} s")
             raise self.failure from None
 
-    def _on_event(self, event: Message) -> None:
+    async def _came(self, future: asyncio.Future[T], seconds: float, tab: Tab) -> bool:
+        """Whether it is done within `seconds`. If not, the tab must answer something, or it is a PageTimeout."""
+        await asyncio.wait([future], timeout=min(seconds, self.timeout))
+        if not future.done():
+            with contextlib.suppress(ProtocolError):
+                await self._bounded(self._send("Runtime.evaluate", {"expression": "0"}, tab), "the page")
+        if self.failure is not None:
+            raise self.failure
+        return future.done()
+
+    async def _until(self, holds: Callable[[], bool]) -> None:
+        while not holds():
+            self._changed.clear()
+            await self._changed.wait()
+
+    # ---- what the browser tells ----
+
+    def _on_tab(self, event: Message) -> None:
+        """A new tab: set it up, then let it begin."""
+        if "params" not in event:  # all are told that Chromium has died
+            return
+        info = event["params"]["targetInfo"]
+        tab = Tab(event["params"]["sessionId"], info["targetId"])
+        if len(self._tabs) == MOST_TABS or self.failure is not None:
+            self._close_tab(tab)
+            return
+        self._connection.listen(tab.session, functools.partial(self._on_event, tab))
+        width, height = self._viewport
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        for domain in ("Inspector", "Page", "Network", "Runtime"):  # without Runtime the binding is not made
+            self._send(f"{domain}.enable", {}, tab)
+        bindings = [{"name": name, "executionContextName": _OWN_WORLD} for name in (_COPIED, _DRAGS)]
+        set_up: list[Call] = [
+            ("Emulation.setDeviceMetricsOverride", metrics),
+            ("Emulation.setFocusEmulationEnabled", {"enabled": True}),
+            ("Input.setInterceptDrags", {"enabled": True}),
+            *(("Runtime.addBinding", binding) for binding in bindings),
+            ("Page.addScriptToEvaluateOnNewDocument", {"source": _script("input.js"), **_IN_ALL_DOCUMENTS}),
+        ]
+        for method, parameters in set_up:
+            self._send(method, parameters, tab)
+        tab.offer = self._offer_to(tab)
+        self._send("Runtime.runIfWaitingForDebugger", {}, tab)
+        if self._tabs:
+            self._begun.add(tab.target)  # the same as its main frame
+        self._tabs.append(tab)
+        self._changed.set()
+
+    def _close_tab(self, tab: Tab) -> None:
+        self._connection.send("Target.closeTarget", {"targetId": tab.target})
+        self._gone(tab)
+
+    def _gone(self, tab: Tab) -> None:
+        """A tab was closed or its process has died: if it was the page's own, that is the page's end."""
+        failure: EnvironmentFailure = PageCrashed("the page's process died")
+        if self._tabs and tab is self._tabs[0]:
+            self.failure = failure = self.failure or failure
+            if self._loaded is not None and not self._loaded.done():
+                self._loaded.set_exception(failure)
+                self._loaded.exception()
+        elif tab in self._tabs:
+            self._tabs.remove(tab)
+        self._connection.forget(tab.session, failure)
+        self._begun.clear()
+
+    def _on_event(self, tab: Tab, event: Message) -> None:
+        told = event.get("params", {})
         match event["method"]:
             case "Page.loadEventFired":
-                if self._loaded is not None and not self._loaded.done():
+                if tab is self._tabs[0] and self._loaded is not None and not self._loaded.done():
                     self._loaded.set_result(None)
+            case "Page.frameStartedLoading":
+                self._begun.add(told["frameId"])
+            case "Page.frameStoppedLoading" | "Page.frameDetached":
+                self._begun.discard(told["frameId"])
+            case "Network.requestWillBeSent":
+                if told.get("type") in _AWAITED:
+                    self._begun.add(told["requestId"])
+            case "Network.loadingFinished" | "Network.loadingFailed":
+                self._begun.discard(told["requestId"])
+            case _:
+                self._on_change(tab, event["method"], told)
+        self._changed.set()
+
+    def _on_change(self, tab: Tab, method: str, told: Message) -> None:
+        match method:
+            case "Runtime.executionContextCreated":
+                context = told["context"]
+                if context["name"] == _OWN_WORLD and context["auxData"]["frameId"] == tab.target:
+                    tab.world = context["uniqueId"]
+            case "Runtime.executionContextDestroyed":
+                if told.get("executionContextUniqueId") == tab.world:
+                    tab.world = ""
+            case "Runtime.executionContextsCleared":
+                tab.world = ""
             case "Runtime.bindingCalled":
-                if event["params"]["name"] == _COPIED:
-                    self._copied = event["params"]["payload"]
+                if told["name"] == _COPIED:
+                    self._copied = told["payload"]
+                elif told["name"] == _DRAGS:
+                    tab.drags = told["payload"]
+            case "Input.dragIntercepted":
+                tab.drag = told["data"]
             case "Page.javascriptDialogOpening":
-                # Nobody can see or answer the dialog, and the page is blocked until it is answered.
-                self._connection.send("Page.handleJavaScriptDialog", {"accept": True}, self._session)
+                # Nobody can see the dialog, and the page is blocked until it is answered: as by pressing Return.
+                answer = {"accept": True, "promptText": told.get("defaultPrompt", "")}
+                self._connection.send("Page.handleJavaScriptDialog", answer, tab.session)
             case "Inspector.targetCrashed" | "Target.detachedFromTarget":
-                self.failure = self.failure or PageCrashed("the page's process died")
-                self._connection.forget(self._session, self.failure)
-                if self._loaded is not None and not self._loaded.done():
-                    self._loaded.set_exception(self.failure)
-                    self._loaded.exception()
-
-
-def _network(only: str | None) -> dict[str, object]:
-    """What a context must be made with to reach `only` that server: everything else goes to a proxy that is not there.
-
-    Without <-loopback> every server on this machine would be reached without the proxy.
-    """
-    return {} if only is None else {"proxyServer": NO_PROXY, "proxyBypassList": f"<-loopback>;{only}"}
+                self._gone(tab)
 
 
 @functools.cache
-def _clipboard() -> str:
-    return _CLIPBOARD.read_text(encoding="utf-8").strip()
-
-
-def _batches(calls: Sequence[Call]) -> list[list[Call]]:
-    """Cut after every call that must reach the page alone: consecutive movements would be merged into one."""
-    batches: list[list[Call]] = [[]]
-    for call, following in zip(calls, [*calls[1:], None], strict=True):
-        batches[-1].append(call)
-        if following is None:
-            break
-        if call[1].get("type") == "mouseWheel" or call[1].get("type") == following[1].get("type") == "mouseMoved":
-            batches.append([])
-    return batches
+def _script(name: str) -> str:
+    return (Path(assets.__file__).parent / "web" / name).read_text(encoding="utf-8").strip()

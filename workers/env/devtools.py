@@ -16,6 +16,7 @@ import os
 import shutil
 import signal
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -54,19 +55,21 @@ FLAGS = (
     "--hide-scrollbars",
     "--force-device-scale-factor=1",
     "--font-render-hinting=none",
-    "--disable-lcd-text",  # with it, a frame on demand never ends when a scroll moves what is under the pointer
+    "--disable-lcd-text",  # with it, text looks different while something moves
     "--password-store=basic",
     "--remote-debugging-pipe",
 )
 
-# The headless shell draws frames only on demand, which halves the processor time of a step and of a reset compared
-# with frames drawn as fast as possible. Full Chromium cannot do this; it must not wait 16 ms for a frame.
-FRAMES_ON_DEMAND = ("--enable-begin-frame-control", "--run-all-compositor-stages-before-draw")
-FRAMES_UNLIMITED = ("--disable-frame-rate-limit",)
+SURROUNDINGS = {"TZ": "UTC", "LANGUAGE": "en_US:en", "LC_ALL": "C.UTF-8"}
+"""In the place of the machine's own: pages show the same dates and words wherever a worker runs."""
+LANGUAGE = ("--lang=en-US", "--accept-lang=en-US,en")
 
 Message = dict[str, Any]
 """The object in a DevTools message: parameters, a result or an event. Their shapes are Chromium's."""
 LAUNCH_SECONDS = 30.0
+NO_PROXY = "http://127.0.0.1:1"  # nothing listens on port 1
+# A new tab does nothing until its session has been set up.
+_EVERY_TAB = {"autoAttach": True, "waitForDebuggerOnStart": True, "flatten": True, "filter": [{"type": "page"}]}
 
 
 class PageCrashed(EnvironmentFailure):
@@ -98,19 +101,42 @@ def find_executable(executable: str | None) -> str:
     raise UserError(f"no Chromium on the PATH (looked for {', '.join(EXECUTABLES)}): run `{REMEDY}`")
 
 
+@dataclass(eq=False, slots=True)
+class Tab:
+    """What is known of one tab: the page's own, or one that it has opened since."""
+
+    session: str
+    target: str
+    world: str = ""
+    """The driver's own JavaScript world in the tab's document."""
+    drag: Message | None = None
+    """What is being dragged, from dragstart to drop."""
+    drags: str = ""
+    """Whether a drag is about to begin: perhaps, yes, or empty for no (dart/assets/web/input.js)."""
+    shot: asyncio.Future[Message] | None = None
+    """The last screenshot asked for; it comes when the tab draws."""
+    offer: asyncio.Future[Message] | None = None
+    """The script by which its documents know what they paste."""
+
+
+def network(only: str | None) -> dict[str, object]:
+    """What a context must be made with to reach `only` that server: everything else goes to a proxy that is not there.
+
+    Without <-loopback> every server on this machine would be reached without the proxy.
+    """
+    return {} if only is None else {"proxyServer": NO_PROXY, "proxyBypassList": f"<-loopback>;{only}"}
+
+
 class Connection(asyncio.Protocol):
     """One running Chromium. Calls are pipelined: `send` returns a future, replies come in any order.
 
-    Events go to the callback of their session (see `listen`). When the pipe ends, every pending call and all later
-    ones fail with PageCrashed, and `lost` is set.
+    Events go to the callback of their session (see `listen`), a new tab's to that of its browser context. When the pipe
+    ends, every pending call and all later ones fail with PageCrashed, and `lost` is set.
     """
 
     def __init__(self) -> None:
         self.lost = asyncio.Event()
         self.version = ""
-        self.frames_on_demand = False
-        # Held while a frame is being drawn on demand: two pages drawing at once upset Chromium's GPU process.
-        self.drawing = asyncio.Lock()
         self._ids = itertools.count(1)
         self._pending: dict[int, tuple[str | None, asyncio.Future[Message]]] = {}
         self._listeners: dict[str, Callable[[Message], None]] = {}
@@ -124,7 +150,6 @@ class Connection(asyncio.Protocol):
     async def launch(cls, executable: str) -> Connection:
         """Start Chromium and wait until it answers. Raises UserError with what it printed if it does not."""
         self = cls()
-        self.frames_on_demand = "headless" in Path(executable).name
         self._profile = await asyncio.to_thread(Profile)
         async with contextlib.AsyncExitStack() as undo:
             undo.push_async_callback(self.close)  # whatever ends the launch, a cancellation too, leaves no Chromium
@@ -132,6 +157,7 @@ class Connection(asyncio.Protocol):
                 await self._spawn(executable, self._profile.folder)
                 async with asyncio.timeout(LAUNCH_SECONDS):
                     self.version = str((await self.send("Browser.getVersion", {}))["product"])
+                    await self.send("Target.setAutoAttach", _EVERY_TAB)
             except (OSError, EnvironmentFailure, TimeoutError) as error:
                 log = self._profile.folder / "stderr"
                 said = await asyncio.to_thread(lambda: log.read_text(errors="replace")[-500:] if log.exists() else "")
@@ -148,14 +174,13 @@ class Connection(asyncio.Protocol):
 
     async def _spawn(self, executable: str, profile: Path) -> None:
         """Uses posix_spawn instead of fork, because this process may have gRPC threads."""
-        frames = FRAMES_ON_DEMAND if self.frames_on_demand else FRAMES_UNLIMITED
         child_reads, we_write = _pipe()
         we_read, child_writes = _pipe()
         try:
             self._pid = os.posix_spawn(  # noqa: ASYNC221
                 executable,
-                [executable, *FLAGS, *frames, f"--user-data-dir={profile}"],
-                {**os.environ, "HOME": str(profile)},
+                [executable, *FLAGS, *LANGUAGE, f"--user-data-dir={profile}"],
+                {**os.environ, **SURROUNDINGS, "HOME": str(profile)},
                 file_actions=[
                     (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
                     (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
@@ -190,11 +215,11 @@ class Connection(asyncio.Protocol):
         return future
 
     def listen(self, session: str, callback: Callable[[Message], None]) -> None:
-        """Send the session's events to `callback`."""
+        """Send the events of the session, or of the tabs that a browser context opens, to `callback`."""
         self._listeners[session] = callback
 
     def forget(self, session: str, error: EnvironmentFailure) -> None:
-        """End the session: its pending calls fail with `error`, and its events are dropped."""
+        """End the session (or context): its pending calls fail with `error`, and its events are dropped."""
         self._listeners.pop(session, None)
         self._fail(error, session)
 
@@ -223,10 +248,13 @@ class Connection(asyncio.Protocol):
     def _dispatch(self, message: Message) -> None:
         number = message.get("id")
         if number is None:
-            if message["method"] == "Target.detachedFromTarget":
-                callback = self._listeners.get(message["params"]["sessionId"])
-            else:
-                callback = self._listeners.get(message.get("sessionId", ""))
+            owner = message.get("sessionId", "")
+            match message["method"]:
+                case "Target.detachedFromTarget":
+                    owner = message["params"]["sessionId"]
+                case "Target.attachedToTarget":
+                    owner = message["params"]["targetInfo"]["browserContextId"]
+            callback = self._listeners.get(owner)
             if callback is not None:
                 callback(message)
             return

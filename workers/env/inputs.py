@@ -180,3 +180,19 @@ class InputDevices:
         if text:
             parameters |= {"text": text, "unmodifiedText": text}
         return "Input.dispatchKeyEvent", parameters
+
+
+def is_key(parameters: Mapping[str, object], key: str) -> bool:
+    """Whether a command's parameters are those of pressing the key."""
+    return parameters.get("type") in ("keyDown", "rawKeyDown") and parameters.get("key") == key
+
+
+def during_drag(call: Call, dragged: Mapping[str, object] | None) -> Call:
+    """The command, or what it is while something is dragged, when there are no events of the mouse."""
+    _, parameters = call
+    kind = {"mouseMoved": "dragOver", "mouseReleased": "drop"}.get(str(parameters.get("type")))
+    kind = "dragCancel" if is_key(parameters, "Escape") else kind
+    if dragged is None or kind is None:
+        return call
+    place = {name: parameters.get(name, 0) for name in ("x", "y", "modifiers")}
+    return "Input.dispatchDragEvent", {"type": kind, "data": dragged, **place}

@@ -30,7 +30,8 @@ SUITE = "miniwob"
 
 # At the end of an episode MiniWoB covers the page with START and shows the next problem; disabling startEpisode leaves
 # the page as it is. The display beside the task, which shows the reward and a clock and makes the page scrollable, is
-# hidden. Pictures of the problem, and those that its style sheet uses later, are loaded first: else they appear late.
+# hidden. Pictures of the problem, and those that its style sheet uses later, are loaded first, and what the problem
+# draws in its next frames is drawn: else they appear late.
 _START = """(async () => {
   document.head.insertAdjacentHTML('beforeend', '<style>#reward-display, #click-canvas { display: none }</style>');
   core.EPISODE_MAX_TIME = 2147483647;
@@ -51,6 +52,7 @@ _START = """(async () => {
     image.src = source;
     return image.decode().catch(() => {});
   }));
+  for (let frame = 0; frame < 2; frame++) await new Promise(requestAnimationFrame);
   const said = core.getUtterance();
   return typeof said === 'string' ? said : said.utterance;
 })()"""

@@ -123,7 +123,7 @@ async def demonstrate(env: WebEnv, task: Task, rng: random.Random | None = None)
 
 
 async def _locate(page: Page, element: str) -> Target | None:
-    found = await page.evaluate(_LOCATE % (element, _GRID))
+    found = await page.evaluate(_LOCATE % (element, _GRID), own_world=True)
     if found is None or not found[1]:
         return None
     left, top, right, bottom = (min(max(edge, 0.0), _INSIDE) for edge in found[0])

@@ -54,22 +54,15 @@ async def test_a_program_that_is_no_browser_is_reported(tmp_path: Path) -> None:
             pass
 
 
-@pytest.mark.parametrize("frames_on_demand", [True, False])
-async def test_pages_draw_and_take_input_with_either_way_of_making_frames(
-    frames_on_demand: bool, tmp_path: Path
-) -> None:
-    """Full Chromium cannot draw on demand: the same executable under another name is run as it would be."""
-    executable = tmp_path / ("headless" if frames_on_demand else "chromium")
-    executable.symlink_to(devtools.find_executable(None))
-    async with Browser.launch(str(executable)) as browser:
-        page = await browser.new_page(VIEWPORT, 10.0)
-        await show(page, "<div style='position:fixed;inset:0;background:lime' onmousemove='window.moved=event.x'>")
-        before = await page.screenshot()
-        move = {"type": "mouseMoved", "x": 33, "y": 44, "button": "none", "buttons": 0, "modifiers": 0}
-        await page.input([("Input.dispatchMouseEvent", move)])
-        assert await page.evaluate("window.moved") == 33
-        await page.evaluate("document.querySelector('div').style.background = 'red'")
-        after = await page.screenshot()
+async def test_pages_draw_and_take_input(browser: Browser) -> None:
+    page = await browser.new_page(VIEWPORT, 10.0)
+    await show(page, "<div style='position:fixed;inset:0;background:lime' onmousemove='window.moved=event.x'>")
+    before = await page.screenshot()
+    move = {"type": "mouseMoved", "x": 33, "y": 44, "button": "none", "buttons": 0, "modifiers": 0}
+    await page.input([("Input.dispatchMouseEvent", move)])
+    assert await page.evaluate("window.moved") == 33
+    await page.evaluate("document.querySelector('div').style.background = 'red'")
+    after = await page.screenshot()
     assert before[:8] == after[:8] == b"\x89PNG\r\n\x1a\n"
     assert before != after
 

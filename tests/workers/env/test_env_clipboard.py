@@ -11,7 +11,6 @@ import pytest
 
 from dart.core import action as a
 from dart.core.types import Task
-from dart.workers.env import devtools
 from dart.workers.env.browser import Browser, Page
 from dart.workers.env.inputs import InputDevices
 from dart.workers.env.miniwob import MiniWobEnv, MiniWobOptions
@@ -53,12 +52,9 @@ class Hands:
         return await self.value(field)
 
 
-@pytest.fixture(params=["headless", "chromium"])
-async def browser(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Browser]:
-    """With either way of making frames: the same executable under another name is run as full Chromium would be."""
-    executable = tmp_path / request.param
-    executable.symlink_to(devtools.find_executable(None))
-    async with Browser.launch(str(executable)) as running:
+@pytest.fixture
+async def browser() -> AsyncIterator[Browser]:
+    async with Browser.launch() as running:
         yield running
 
 

@@ -21,7 +21,7 @@ from pydantic import BaseModel
 from dart.core.action import Action, Finish, System, Wait
 from dart.core.types import Image, Observation, Task
 from dart.errors import UserError
-from dart.workers.env.devtools import find_executable
+from dart.workers.env.devtools import LANGUAGE, SURROUNDINGS, find_executable
 from dart.workers.env.gym.options import GymOptions
 from dart.workers.env.inputs import PAUSE, InputDevices
 from dart.workers.env.miniwob import pages_folder
@@ -265,9 +265,10 @@ class _Driver:
     def launch(self, *, args: list[str], **options: object) -> _Lent:
         """The thread's browser, for whoever asks: the task and the chat get contexts of their own in it."""
         if self._browser is None or not self._browser.is_connected():
-            flags = [*args, "--disable-frame-rate-limit"]  # otherwise every screenshot waits for a frame of 16 ms
+            # Without the first, every screenshot waits for a frame of 16 ms.
+            flags = [*args, "--disable-frame-rate-limit", *LANGUAGE]
             self._browser = self._playwright.chromium.launch(
-                args=flags, **{"executable_path": self._executable} | options
+                args=flags, **{"executable_path": self._executable, "env": {**os.environ, **SURROUNDINGS}} | options
             )
         return _Lent(self._browser)
 

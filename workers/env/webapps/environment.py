@@ -111,9 +111,9 @@ class WebAppEnv(WebEnv):
         """Let the page run for so long by its own clock, and until its server has dealt with what it sent."""
         waiting = _SETTLED % round(1000 * seconds)
         try:
-            await self.page.evaluate(waiting, wait=True)
+            await self.page.evaluate(waiting, wait=True, own_world=True)
         except ProtocolError:  # the page has gone to another address meanwhile
-            await self.page.evaluate(waiting, wait=True)
+            await self.page.evaluate(waiting, wait=True, own_world=True)
 
     async def _come_to_rest(self) -> None:
         """Wait until the page has fetched and drawn its state: until it looks the same for `rest_seconds`."""
