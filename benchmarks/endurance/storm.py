@@ -194,7 +194,7 @@ async def storm(
         watching = tasks.create_task(witness.watch())
         one = Storm(random.Random(seed), coordinator, workers, proxy, witness, port)
         if calm_trajectories:
-            while sum(n for n, _ in witness.success()) < calm_trajectories:  # noqa: ASYNC110 - others make them
+            while len(witness.trajectories) < calm_trajectories:  # noqa: ASYNC110 - others make them
                 await asyncio.sleep(LOOK_SECONDS)
         else:
             await one.rage(minutes, gap_seconds)
@@ -272,8 +272,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = choices.folder or Path(temporary)
         one, kept = asyncio.run(storm(choices.minutes, choices.seed, choices.gap_seconds, folder / "faults"))
-        made = sum(count for count, _ in one.witness.success())
-        calm, _ = asyncio.run(storm(0.0, choices.seed, 0.0, folder / "calm", calm_trajectories=max(made, 1)))
+        made = max(len(one.witness.trajectories), 1)
+        calm, _ = asyncio.run(storm(0.0, choices.seed, 0.0, folder / "calm", calm_trajectories=made))
         result = _results(one, kept, calm, choices.minutes, choices.seed, choices.most_points)
     write_json(choices.out, result)
     print(json.dumps(result, indent=2))
