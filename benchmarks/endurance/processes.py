@@ -13,6 +13,8 @@ from pathlib import Path
 
 import psutil
 
+from dart.failpoints import VARIABLE
+
 RESTART_SECONDS = 1.0
 
 
@@ -24,6 +26,8 @@ class Kept:
     logs: Path
     finishes: bool = False
     """Whether code 0 means that its work is over. A worker also ends with 0 when its coordinator says goodbye."""
+    failpoints: str = ""
+    """What its next start has as DART_FAILPOINT; the start after that has none."""
     starts: int = 0
     exits: list[int] = field(default_factory=list)
     process: asyncio.subprocess.Process | None = None
@@ -34,10 +38,12 @@ class Kept:
     async def keep(self) -> None:
         """Run it again and again until cancelled, or, if it `finishes`, until it ends with code 0."""
         while True:
+            environment, self.failpoints = {**os.environ, VARIABLE: self.failpoints}, ""
             with (self.logs / f"{self.name}.log").open("ab") as log:
                 self.process = await asyncio.create_subprocess_exec(
                     sys.executable, "-m", "dart", *self.command(),
                     stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                    env=environment,
                 )  # fmt: skip
             self.starts += 1
             code = await self.process.wait()

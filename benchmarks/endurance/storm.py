@@ -3,8 +3,11 @@
 Chromium, vLLM, the trainer, the coordinator and SQLite are real, and each process is restarted when it ends, as a
 cluster's supervisor would do. Workers reach the coordinator through a proxy. Every few seconds the seed picks a fault:
 a process is killed (SIGKILL) or stopped for a while (SIGSTOP), connections are cut or held, or an outsider sends
-rubbish to the coordinator's port. Meanwhile a witness reads the database from outside: nothing that was stored may be
-lost, doubled or trained on twice, and the policy should still improve. Writes results/storm.json.
+rubbish to the coordinator's port; or a process is started anew with failpoints: errors, delays and kills between its
+durable steps. Meanwhile a witness reads the database from outside: nothing that was stored may be lost, doubled or
+trained on twice. Then the same run, without faults, makes as many trajectories: in the last third, the success under
+faults must not be more than `--most-points` below, at the end of the difference's 95 % interval (trajectories counted
+as independent). Writes results/storm.json, and exits with 1 where anything was wrong.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import math
 import random
 import signal
 import tempfile
@@ -27,7 +31,7 @@ import psutil
 from benchmarks.endurance.processes import CoordinatorProcess, Kept, WorkerProcess
 from benchmarks.endurance.proxy import Proxy
 from benchmarks.endurance.rubbish import talk_rubbish
-from benchmarks.endurance.witness import Witness
+from benchmarks.endurance.witness import LOOK_SECONDS, Witness
 from dart.coordinator.summary import machine, write_json
 from dart.wire.channel import free_port
 
@@ -40,6 +44,24 @@ OVERRIDES = (
 )  # fmt: skip
 FIRST_FAULT_SECONDS, CALM_SECONDS = 60.0, 90.0
 """The calm before the first fault, and after the last, in which the run must show that it continues."""
+
+
+FAILPOINTS = {
+    "env": (
+        "screenshot-write:20-200=fail:ENOSPC", "screenshot-write:20-60=fail:EMFILE", "before-Observed:50-60=delay:2",
+        "before-Observed:100=fail:EIO",
+    ),
+    "rollout": ("before-Generated:30-35=delay:2", "before-Generated:50=fail:EIO", "before-WeightsLoaded:2=fail:EIO"),
+    "train": (
+        "folder-written:1-2=fail:ENOSPC", "folder-sealed:1=kill", "before-Trained:2=fail:EIO",
+        "before-WeightsSent:2-5=delay:3", "before-CheckpointSaved:1=fail:EIO",
+    ),
+    "coordinator": (
+        "group-closed:3=fail:EIO", "trajectory-stored:10-20=delay:0.5", "batch-trained:2=fail:EIO",
+        "batch-consumed:2=kill", "checkpoint-saved:1=fail:EIO", "screenshots-put:20=fail:EMFILE",
+    ),
+}  # fmt: skip
+"""Role → what its process may be started with: a full disk, no descriptors, an error after the work, a slow disk."""
 
 
 @dataclass
@@ -99,6 +121,17 @@ class Storm:
     async def rubbish(self) -> bool:
         return await talk_rubbish(self.port, self.chance)
 
+    async def begin_with_failpoints(self, process: Kept, role: str) -> bool:
+        process.failpoints = self.chance.choice(FAILPOINTS[role])
+        return process.kill_alone()
+
+    async def failpoints_in_worker(self) -> bool:
+        worker = self.chance.choice(self.workers)
+        return await self.begin_with_failpoints(worker, worker.role)
+
+    async def failpoints_in_coordinator(self) -> bool:
+        return await self.begin_with_failpoints(self.coordinator, "coordinator")
+
     def faults(self) -> dict[str, tuple[int, Callable[[], Awaitable[bool]]]]:
         """Name → (weight, the method that causes it)."""
         return {
@@ -114,6 +147,8 @@ class Storm:
             "all connections cut": (2, self.cut_all),
             "network held": (2, self.hold),
             "rubbish": (5, self.rubbish),
+            "worker with failpoints": (4, self.failpoints_in_worker),
+            "coordinator with failpoints": (2, self.failpoints_in_coordinator),
         }
 
     async def rage(self, minutes: float, gap_seconds: float) -> None:
@@ -139,8 +174,10 @@ class Storm:
             await asyncio.sleep(0.5)
 
 
-async def storm(minutes: float, seed: int, gap_seconds: float, folder: Path) -> dict[str, object]:
-    """Run it; returns the results as JSON."""
+async def storm(
+    minutes: float, seed: int, gap_seconds: float, folder: Path, calm_trajectories: int = 0
+) -> tuple[Storm, list[Kept]]:
+    """Run it; returns it when it is over. With `calm_trajectories` there are no faults, and it ends with so many."""
     port, runs, logs = free_port(), folder / "runs", folder / "logs"
     logs.mkdir(parents=True)
     proxy = Proxy(port)
@@ -156,8 +193,12 @@ async def storm(minutes: float, seed: int, gap_seconds: float, folder: Path) -> 
         coordinator.on_resume = witness.resumed
         watching = tasks.create_task(witness.watch())
         one = Storm(random.Random(seed), coordinator, workers, proxy, witness, port)
-        await one.rage(minutes, gap_seconds)
-        await asyncio.sleep(CALM_SECONDS)
+        if calm_trajectories:
+            while len(witness.trajectories) < calm_trajectories:  # noqa: ASYNC110 - others make them
+                await asyncio.sleep(LOOK_SECONDS)
+        else:
+            await one.rage(minutes, gap_seconds)
+            await asyncio.sleep(CALM_SECONDS)
         for task in [*keeping[1:], watching]:
             task.cancel()
         coordinator.signal(signal.SIGINT)
@@ -168,11 +209,32 @@ async def storm(minutes: float, seed: int, gap_seconds: float, folder: Path) -> 
     for process in kept:
         process.end()
     await proxy.stop()
-    return _results(one, kept, minutes, seed)
+    return one, kept
 
 
-def _results(one: Storm, kept: list[Kept], minutes: float, seed: int) -> dict[str, object]:
-    wrong = one.witness.verdict()
+def too_low(faulted: tuple[int, float], calm: tuple[int, float], most_points: float) -> tuple[dict[str, float], str]:
+    """Compare (trajectories, success rate) under faults and without: the difference in points with its 95 % interval,
+    and what is wrong with it, if anything."""
+    (n, rate), (calm_n, calm_rate) = faulted, calm
+    points = 100 * (calm_rate - rate)
+    spread = 196 * math.sqrt(rate * (1 - rate) / max(n, 1) + calm_rate * (1 - calm_rate) / max(calm_n, 1))
+    found = {"lower_by_points": round(points, 2), "plus_or_minus": round(spread, 2), "most_points": most_points}
+    if n and calm_n and points + spread <= most_points:
+        return found, ""
+    return found, f"success under faults is {points:.1f} ± {spread:.1f} points lower, of at most {most_points:g}"
+
+
+def _results(
+    one: Storm, kept: list[Kept], calm: Storm, minutes: float, seed: int, most_points: float
+) -> dict[str, object]:
+    trajectories = sum(count for count, _ in one.witness.success())
+    faulted, reference = one.witness.success(), calm.witness.success(first=trajectories)
+    difference, low = too_low(faulted[-1], reference[-1], most_points)
+    wrong = [
+        *one.witness.verdict(),
+        *(f"without faults: {what}" for what in calm.witness.verdict()),
+        *filter(None, [low]),
+    ]
     return {
         "machine": machine(),
         "minutes": minutes,
@@ -188,10 +250,14 @@ def _results(one: Storm, kept: list[Kept], minutes: float, seed: int) -> dict[st
         "trajectories": len(one.witness.trajectories),
         "updates": one.witness.updates(),
         "wrong": wrong,
-        "success_by_third": [
-            {"trajectories": count, "success_rate": round(rate, 4)} for count, rate in one.witness.success()
-        ],
+        "success_by_third": _thirds(faulted),
+        "success_by_third_without_faults": _thirds(reference),
+        "last_third": difference,
     }
+
+
+def _thirds(parts: list[tuple[int, float]]) -> list[dict[str, float]]:
+    return [{"trajectories": count, "success_rate": round(rate, 4)} for count, rate in parts]
 
 
 def main() -> None:
@@ -199,14 +265,20 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--gap-seconds", type=float, default=12.0, help="average time between two faults")
+    parser.add_argument("--most-points", type=float, default=5.0, help="how much lower success under faults may be")
     parser.add_argument("--folder", type=Path, help="keep the run directory and the logs here")
     parser.add_argument("--out", type=Path, default=RESULT)
     choices = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = choices.folder or Path(temporary)
-        result = asyncio.run(storm(choices.minutes, choices.seed, choices.gap_seconds, folder))
+        one, kept = asyncio.run(storm(choices.minutes, choices.seed, choices.gap_seconds, folder / "faults"))
+        made = max(len(one.witness.trajectories), 1)
+        calm, _ = asyncio.run(storm(0.0, choices.seed, 0.0, folder / "calm", calm_trajectories=made))
+        result = _results(one, kept, calm, choices.minutes, choices.seed, choices.most_points)
     write_json(choices.out, result)
     print(json.dumps(result, indent=2))
+    if result["wrong"]:
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":

@@ -91,13 +91,14 @@ class Witness:
                 self.wrong.append("SQLite's integrity check failed")
         return self.wrong
 
-    def success(self, parts: int = 3) -> list[tuple[int, float]]:
-        """(trajectories, success rate) of each part of the run's training trajectories, in order of time."""
+    def success(self, parts: int = 3, first: int | None = None) -> list[tuple[int, float]]:
+        """(trajectories, success rate) of each part of the run's training trajectories, or of the first of them, in
+        order of time."""
         with self._open() as database:
             rows = database.execute(
                 "SELECT t.success FROM trajectories t JOIN groups g ON g.id = t.group_id "
                 "WHERE g.kind = 'training' AND t.pooled_from = '' ORDER BY t.finished"
-            ).fetchall()
+            ).fetchall()[:first]
         size = max(1, len(rows) // parts)
         cut = [rows[start : start + size] for start in range(0, size * parts, size)]
         return [(len(part), sum(row[0] for row in part) / max(1, len(part))) for part in cut]

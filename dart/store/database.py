@@ -1,10 +1,10 @@
 """What a run stores: the data manager's memory, and everything that a restart can use.
 
 Invariants: a method that writes is one transaction, and once it returns, the data survives the end of the process, even
-by kill -9; screenshots are stored before the rows that name them. One process writes a run (the coordinator); any
-number may read at the same time, and see only whole transactions. `Database` is bound to one run: the one that
-`start_run` made, or the newest in the database when it was opened. Ids of groups and trajectories are unique over all
-runs.
+by kill -9 (docs/stores.md says what a power failure may take); screenshots are stored before the rows that name them.
+One process writes a run (the coordinator); any number may read at the same time, and see only whole transactions.
+`Database` is bound to one run: the one that `start_run` made, or the newest in the database when it was opened. Ids of
+groups and trajectories are unique over all runs.
 
 Groups go open → released → consumed; open and released ones may become dropped. A resume from an older checkpoint
 releases consumed ones again, or drops those without screenshots. Those of an evaluation go open → evaluated, and back

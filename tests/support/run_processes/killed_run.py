@@ -30,12 +30,14 @@ from dart.failpoints import VARIABLE
 from dart.job import Train
 from dart.rundir import Guard, RunDirectory
 from dart.screenshots.shared import SharedScreenshots
+from dart.store import engine
 from dart.store.database import Database
 from dart.v1 import session_pb2 as pb
 from dart.wire.convert import image_to_proto
 
 ROOT = Path(__file__).parents[3]
 HANG_SECONDS = 240
+KEEPS_LOG = "keeps-log"
 TASKS = ["task-0", "task-1", "task-2"]
 TIMINGS = Timings(
     EnvTimes((0.0, 0.002), (0.0, 0.002), (0.0, 0.002), (0.0, 0.001)),
@@ -173,17 +175,20 @@ def told(run: RunDirectory) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run.path / "told.jsonl").read_text().splitlines()]
 
 
-def process(run: RunDirectory, updates: int, failpoint: str = "") -> subprocess.CompletedProcess[str]:
-    """This script in a process of its own, with the faults of `dart.failpoints`, if any."""
+def process(run: RunDirectory, updates: int, failpoint: str = "", *more: str) -> subprocess.CompletedProcess[str]:
+    """This script in a process of its own, with the faults of `dart.failpoints`, if any. `more`: KEEPS_LOG, so that
+    everything since its start is in SQLite's log alone."""
     paths = f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'support'}"
     return subprocess.run(
-        [sys.executable, __file__, str(run.path), str(updates)],
+        [sys.executable, __file__, str(run.path), str(updates), *more],
         env={**os.environ, VARIABLE: failpoint, "PYTHONPATH": paths}, capture_output=True, text=True,
         timeout=HANG_SECONDS, check=False,
     )  # fmt: skip
 
 
 if __name__ == "__main__":
+    if KEEPS_LOG in sys.argv:
+        engine._SQLITE_SETTINGS = (*engine._SQLITE_SETTINGS, "PRAGMA wal_autocheckpoint=0")
     housekeeping.SWEEP_SECONDS, housekeeping.SHARD_PAUSE_SECONDS = 0.05, 0.0
     housekeeping.LEAST_AGE_SECONDS = updates.LAST_SAVE_SECONDS = 0.05
     made = asyncio.run(work(RunDirectory(Path(sys.argv[1])), int(sys.argv[2])))
