@@ -202,7 +202,7 @@ def health(address: str, tls_ca: Path | None) -> None:
 )
 @click.option(
     "--temperature",
-    type=click.FloatRange(min=0),
+    type=click.FloatRange(min=0, max=2),
     metavar="T",
     help="Sampling temperature; 0 is greedy. [default: evaluation.temperature, else rollout.temperature]",
 )
@@ -265,7 +265,7 @@ def evaluate(config: Path, overrides: tuple[str, ...], **choices: Any) -> None:
 )
 @click.option(
     "--temperature",
-    type=click.FloatRange(min=0),
+    type=click.FloatRange(min=0, max=2),
     metavar="T",
     help="With endpoint or policy: sampling temperature; 0 is greedy. [default: rollout.temperature]",
 )
