@@ -54,7 +54,10 @@ def main() -> None:
 
     Try `make demo`, or: dart train configs/ladder_demo.yaml
     """
+    from dart.processes.settings import name_user
+
     without_proxy(os.environ)
+    name_user(os.environ)
 
 
 @main.command()
