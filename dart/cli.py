@@ -79,8 +79,11 @@ def fail(message: str, exit_code: int = USER_ERROR) -> NoReturn:
 @click.version_option(__version__)
 def main() -> None:
     """Asynchronous multi-turn reinforcement learning for agents that operate a computer."""
+    from dart.processes.settings import name_user
+
     raise_open_files()
     without_proxy(os.environ)
+    name_user(os.environ)
 
 
 @main.command(epilog="Example: dart train configs/ladder_demo.yaml --set stop.updates=20")
@@ -228,7 +231,7 @@ def health(address: str, tls_ca: Path | None) -> None:
 )
 @click.option(
     "--temperature",
-    type=click.FloatRange(min=0),
+    type=click.FloatRange(min=0, max=2),
     metavar="T",
     help="Sampling temperature; 0 is greedy. [default: the config's]",
 )
@@ -288,7 +291,7 @@ def evaluate(config: Path, overrides: tuple[str, ...], **choices: Any) -> None:
 )
 @click.option(
     "--temperature",
-    type=click.FloatRange(min=0),
+    type=click.FloatRange(min=0, max=2),
     metavar="T",
     help="With endpoint or policy: sampling temperature; 0 is greedy. [default: the config's]",
 )

@@ -43,7 +43,7 @@ def doctor(config_path: Path | None, overrides: Sequence[str] = ()) -> None:
     config = load(config_path, overrides) if config_path else None
     bad = 0
     for name, check in checks(config, Train()):
-        why = check()
+        why = _why(check)
         bad += why is not None
         click.echo(f"{'missing' if why else 'ok     '}  {name}" + (f": {why}" if why else ""))
     for note in fits.notes(config, Train()) if config else ():
@@ -57,7 +57,14 @@ def doctor(config_path: Path | None, overrides: Sequence[str] = ()) -> None:
 
 def problems(config: Config, job: Job) -> list[str]:
     """The problems that keep this config's job from running here; empty when there are none."""
-    return [why for _, check in checks(config, job) if (why := check()) is not None]
+    return [why for _, check in checks(config, job) if (why := _why(check)) is not None]
+
+
+def _why(check: Callable[[], str | None]) -> str | None:
+    try:
+        return check()
+    except UserError as error:
+        return str(error)
 
 
 def checks(config: Config | None, job: Job) -> list[tuple[str, Callable[[], str | None]]]:

@@ -14,8 +14,8 @@ from dart.core.action import MOST_TOGETHER
 BUILTIN_MODELS = Path(__file__).parents[1] / "assets"
 
 
-LEAST_TEMPERATURE = 0.01
-"""vLLM samples at this one where it is asked for a lower one, but not at 0."""
+LEAST_TEMPERATURE, MOST_TEMPERATURE = 0.01, 2.0
+"""vLLM samples at the first where it is asked for a lower one, but not at 0, and refuses those above the second."""
 Shown = Literal["accessibility_tree", "last_action_error"]
 
 
@@ -175,13 +175,18 @@ class Agent(Section):
         return self
 
 
+def check_temperature(temperature: float, otherwise: str = "") -> float:
+    """Raises ValueError for one at which vLLM does not sample."""
+    if LEAST_TEMPERATURE <= temperature <= MOST_TEMPERATURE:
+        return temperature
+    raise ValueError(f"vLLM samples at {LEAST_TEMPERATURE} to {MOST_TEMPERATURE:g}{otherwise}: choose one of these")
+
+
 class Rollout(Section):
     replicas: Positive = Field(1, description="The number of vLLM engines; each is a roll-out worker.")
     temperature: float = Field(
         1.0,
-        ge=LEAST_TEMPERATURE,
-        description="Used for sampling and for the log-probabilities in training. At least 0.01: vLLM samples at none "
-        "below.",
+        description="Used for sampling and for the log-probabilities in training. From 0.01 to 2, as vLLM takes them.",
     )
     max_tokens: Positive = Field(512, description="The most tokens to sample per step.")
     slots: Positive = Field(32, description="The most requests at one replica at once.")
@@ -232,6 +237,11 @@ class Rollout(Section):
     def gpus(self) -> int:
         """GPUs per replica, which are also the ranks of its engine."""
         return self.tensor_parallel * self.pipeline_parallel
+
+    @field_validator("temperature")
+    @classmethod
+    def _engine_samples_at_it(cls, temperature: float) -> float:
+        return check_temperature(temperature)
 
     @field_validator("engine_args")
     @classmethod

@@ -10,7 +10,7 @@ from urllib.parse import parse_qs, urlsplit
 from pydantic import Field, field_validator, model_validator
 
 from dart.config.base import Fraction, Positive, Seconds, Section
-from dart.config.policy import LEAST_TEMPERATURE
+from dart.config.policy import check_temperature
 from dart.core.evaluation.documents import Decoding
 from dart.core.loopback import is_loopback
 
@@ -132,9 +132,7 @@ class Evaluation(Section):
     @field_validator("temperature")
     @classmethod
     def _engine_samples_at_it(cls, temperature: float | None) -> float | None:
-        if temperature and temperature < LEAST_TEMPERATURE:
-            raise ValueError(f"vLLM samples at {LEAST_TEMPERATURE} or more, or greedily at 0: choose one of these")
-        return temperature
+        return check_temperature(temperature, ", or greedily at 0") if temperature else temperature
 
     decodings: tuple[Decoding, ...] = Field(
         ("sampled", "greedy"),

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import getpass
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 
 ENDING_SECONDS = 20.0
 """A process whose parent is gone ends itself after this long, whatever it is doing, unless it was told another time."""
@@ -35,6 +36,14 @@ def own_environment(more: Mapping[str, str]) -> dict[str, str]:
     """For a process that dart starts: this one's variables without those of other launchers, and `more`."""
     left_out = {*of_launchers(os.environ)}
     return {name: value for name, value in os.environ.items() if name not in left_out} | dict(more)
+
+
+def name_user(environment: MutableMapping[str, str]) -> None:
+    """A container's user may have no name. Torch and vLLM ask for one when they are imported, to name folders by it."""
+    try:
+        getpass.getuser()
+    except (KeyError, OSError):
+        environment["USER"] = f"user-{os.getuid()}"
 
 
 def collect_seldom() -> None:

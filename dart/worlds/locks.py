@@ -15,6 +15,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from dart.worlds.missing import at_home
+
 _OWNER = "owner"
 """The locked file in an owned folder."""
 
@@ -29,7 +31,7 @@ class Locks:
     """What this process holds. `folder`: the same for all that must not use the same thing; `~` is the user's home."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder.expanduser()
+        self._folder = at_home(folder)
         self._held: dict[str, int] = {}
 
     def take(self, key: str) -> bool:

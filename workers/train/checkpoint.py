@@ -230,7 +230,13 @@ def resume(folder: Path, model: PreTrainedModel, optimizer: torch.optim.Optimize
             f"{OTHER_CHECKPOINT}"
         )
     # Mapped, not read: a rank with sharded weights wants a part of each tensor.
-    state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    try:
+        state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    except (pickle.UnpicklingError, RuntimeError, ValueError, EOFError, OSError) as error:
+        raise UserError(
+            f"checkpoint {folder}: {STATE} is damaged ({type(error).__name__}): restore the folder from a copy, or "
+            f"{OTHER_CHECKPOINT}"
+        ) from None
     try:
         groups = _with_own_settings(state["optimizer"]["param_groups"], optimizer)
         optimizer.load_state_dict({**_sharded_alike(state["optimizer"], optimizer), "param_groups": groups})

@@ -34,7 +34,7 @@ def check_folder(folder: Path) -> None:
     if not (folder / "config.json").is_file():
         raise UserError(f"model.path: {folder} has no config.json, so it is not a checkpoint: {remedy}")
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"model.path: config.json in {folder} cannot be read ({first_line(error)}): {remedy}") from None
     if not hasattr(config, "vision_config") or not hasattr(config, "image_token_id"):
@@ -54,7 +54,12 @@ def load_model(
     remedy = "the checkpoint is damaged or has another architecture: download or export it again"
     try:
         model, info = AutoModelForImageTextToText.from_pretrained(
-            folder, dtype=torch.float32, attn_implementation="sdpa", output_loading_info=True, local_files_only=True
+            folder,
+            dtype=torch.float32,
+            attn_implementation="sdpa",
+            output_loading_info=True,
+            local_files_only=True,
+            trust_remote_code=False,
         )
     except (OSError, ValueError, RuntimeError) as error:
         raise UserError(
@@ -77,7 +82,7 @@ def shell(folder: Path, device: torch.device) -> PreTrainedModel:
 
     `device`: where its weights will be. Call `check_folder` first.
     """
-    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     with torch.device("meta"):
         model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
     _check_takes_encoded(model)
@@ -124,7 +129,7 @@ def layout_of(model: PreTrainedModel, folder: Path) -> Layout:
 def load_banned_tokens(folder: Path) -> tuple[int, ...]:
     """Ids that roll-out engines never sample, so that their probability is 0 here as well. Raises UserError."""
     try:
-        return vision_token_ids(AutoTokenizer.from_pretrained(folder, local_files_only=True))
+        return vision_token_ids(AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False))
     except (OSError, ValueError) as error:
         raise UserError(
             f"model.path: {folder} has no tokenizer that loads ({first_line(error)}): add its tokenizer files"
@@ -134,7 +139,7 @@ def load_banned_tokens(folder: Path) -> tuple[int, ...]:
 def load_image_processor(folder: Path) -> BaseImageProcessor:
     """The checkpoint's own image processor. Raises UserError."""
     try:
-        return AutoImageProcessor.from_pretrained(folder, local_files_only=True)
+        return AutoImageProcessor.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise UserError(
             f"model.path: {folder} has no image processor that loads ({first_line(error)}): "

@@ -35,13 +35,15 @@ class Group:
         self.group_id = group_id
         self.timeout = timedelta(seconds=timeout_seconds)
         try:
+            # Otherwise gloo uses the address that the machine's name resolves to, which may be unreachable or absent.
+            # First, because a store retries a name that nobody knows until its time is up, and then does not say why.
+            device = dist.ProcessGroupGloo.create_device(hostname=own_address(host, port))
             self._store = dist.TCPStore(
                 host, port, world_size, is_master=rank == 0, timeout=self.timeout, wait_for_workers=False
             )
             options = dist.ProcessGroupGloo._Options()
             options._timeout = self.timeout
-            # Otherwise gloo uses the address that the machine's name resolves to, which may be unreachable or absent.
-            options._devices = [dist.ProcessGroupGloo.create_device(hostname=own_address(host, port))]
+            options._devices = [device]
             store = dist.PrefixStore(group_id, self._store)
             self._group = dist.ProcessGroupGloo(store, rank, world_size, options)
         except (RuntimeError, OSError) as error:

@@ -11,6 +11,7 @@ import asyncio
 import importlib.util
 import logging
 import random
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -41,6 +42,14 @@ REFUSED = (401, 403, 404)
 LATER = (402, 408, 409, 425, 429)
 """Status codes that are not the prompt's fault (credit, time, conflicts, load): the request is made again later."""
 OF_A_PROMPT = (400, 422, 451)
+TOO_LARGE = 413
+NEWER_NAMES = {"max_tokens": "max_completion_tokens"}
+OPTIONAL = ("top_p", "temperature")
+"""Parameters that servers may refuse, and that can be left out."""
+NOT_TAKEN = re.compile(
+    r"unsupported|not supported|n.t support|not support|unrecogni[sz]ed|unknown|unexpected|not permitted|not allowed|"
+    r"deprecated|cannot both|only the default", re.IGNORECASE
+)  # fmt: skip
 MOST_REFUSED_FIRST, MOST_REFUSED = 16, 100
 """Prompts in a row that it may refuse before it has answered any, and afterwards."""
 TOO_LONG = (
@@ -108,6 +117,11 @@ def probe(address: Address) -> None:
         )
     if address.model not in served:
         raise UserError(f"--endpoint-model {address.model} is not served there: use {', '.join(served[:10])}")
+
+
+def _names(said: str, parameter: str) -> bool:
+    """Whether the text means the parameter, and does not just contain the word."""
+    return re.search(rf"(?:[`'\"*]|parameters?\W{{1,4}}){parameter}\b", said, re.IGNORECASE) is not None
 
 
 def _may_use_proxy(address: Address) -> bool:
@@ -185,9 +199,8 @@ class Endpoint:
         import httpx
 
         try:
-            answer = await self._client.post(
-                f"{self._address.url}/chat/completions", json=self._body | {"messages": messages}
-            )
+            sent = self._body | {"messages": messages}
+            answer = await self._client.post(f"{self._address.url}/chat/completions", json=sent)
         except (httpx.UnsupportedProtocol, httpx.TooManyRedirects) as error:
             raise UserError(f"--endpoint {self._address.url} cannot be asked ({error}): correct the URL") from None
         except httpx.RequestError as error:  # of the network, or an answer that does not decode
@@ -201,8 +214,15 @@ class Endpoint:
             raise UserError(f"--endpoint {self._address.url} refuses ({said}): correct the key, the model or the URL")
         if answer.is_client_error and any(words in answer.text for words in TOO_LONG):
             raise ContextFull(f"--endpoint {self._address.url}: {said}")
+        if answer.status_code == TOO_LARGE:
+            raise UserError(
+                f"--endpoint {self._address.url} refuses a request of {len(answer.request.content) / 1e6:.1f} MB as "
+                "too large (413): its screenshots are too large for that server, or for a proxy before it: lower "
+                "agent.history_screenshots or environment.viewport, or raise the server's limit on requests (of nginx, "
+                "client_max_body_size)"
+            )
         if answer.status_code in OF_A_PROMPT:
-            return self._refused(said)
+            return _Later(said) if self._does_without(sent, answer.text) else self._refused(said)
         try:
             choice = answer.json()["choices"][0]
             text = str(choice["message"]["content"] or "").strip()
@@ -212,14 +232,25 @@ class Endpoint:
         text = self._as_written(text.encode("utf-8", "replace").decode())
         return Words(text, choice.get("finish_reason") == "length")
 
+    def _does_without(self, sent: Mapping[str, object], said: str) -> bool:
+        """Whether the server has named a parameter of ours that it does not take; later requests do without it."""
+        if not NOT_TAKEN.search(said):
+            return False
+        refused = [name for name in (*NEWER_NAMES, *OPTIONAL) if name in sent and _names(said, name)]
+        for name in refused[:1]:
+            value = self._body.pop(name, None)  # None: another request has been told the same
+            if value is not None and name in NEWER_NAMES:
+                self._body[NEWER_NAMES[name]] = value
+            elif value is not None:
+                log.warning("--endpoint %s does not take %s %s, and uses its own", self._address.url, name, value)
+        return bool(refused)
+
     def _refused(self, said: str) -> Words | _Later:
         """A content filter may refuse this prompt: the policy's turn is then empty, which is no action. To try again
         until it passes would count only the attempts that do.
 
         Raises UserError if it refuses whatever it is asked, and InfrastructureError while that is not clear.
         """
-        if "top_p" in said and self._body.pop("top_p", None):  # some refuse it beside a temperature
-            return _Later(said)
         self._refused_in_a_row += 1
         if self._refused_in_a_row >= (MOST_REFUSED if self._answered else MOST_REFUSED_FIRST):
             raise UserError(

@@ -8,7 +8,8 @@ Draining, the transfer, and over gloo the loading may each take `sync.timeout_se
 continue; with `schedule.sync: all` none serves until all have answered.
 
 A transfer that fails is repeated for that replica with a new transfer group, and does not affect the trainer. A replica
-that is known to be as it was goes on serving until then; any other is out of the rotation until a transfer succeeds.
+that is known to be as it was goes on serving until then; any other is out of the rotation until a transfer succeeds. A
+run of which no replica has ever taken a version ends after a few minutes of that, because it cannot learn.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from dart import config
 from dart.coordinator.fleet.sessions import CommandFailed, InfrastructureError, Worker
 from dart.coordinator.service.journal import Journal
 from dart.coordinator.training.ranks import TrainerRanks
+from dart.core.fleet.health import FirstTransfers
 from dart.core.fleet.replica import Replica
 from dart.core.fleet.replicas import Replicas
 from dart.core.progress import Progress
@@ -66,6 +68,8 @@ class WeightSync:
         self._groups: dict[Replica[Worker], weights_pb2.TransferGroup] = {}
         self._tensors: Sequence[weights_pb2.TensorInfo] = ()
         self._numbers = itertools.count(1)
+        self._first: FirstTransfers | None = FirstTransfers()
+        """None once a replica has taken weights."""
         self._changed = asyncio.Event()
         self._settled = asyncio.Event()
         self._replicas_changed()
@@ -112,7 +116,11 @@ class WeightSync:
             self._replicas.exclude(replica, time.monotonic())
 
     async def run(self) -> None:
-        """Runs until cancelled."""
+        """Runs until cancelled. Raises UserError if no replica has ever taken weights, and none will."""
+        with ungrouped(UserError):
+            await self._transfers()
+
+    async def _transfers(self) -> None:
         async with asyncio.TaskGroup() as transfers:
             while True:
                 self._changed.clear()
@@ -137,9 +145,13 @@ class WeightSync:
                 version = self._replicas.retarget(replica)
                 loaded = await self._transfer(replica, version)
         except InfrastructureError as error:
-            log.warning("sync of %s to version %d failed: %s", replica.name, version, error)
-            self._journal.event("sync_failed", replica=replica.name, version=version, why=str(error))
-            self._groups.pop(replica, None)
+            group = self._groups.pop(replica, None)
+            why = f"{error} (weights come from {group.host})" if group else str(error)
+            log.warning("sync of %s to version %d failed: %s", replica.name, version, why)
+            self._journal.event("sync_failed", replica=replica.name, version=version, why=why)
+            replica.session.last_failure = why
+            if self._first and self._first.broke(time.monotonic()):
+                await self._end_if_none_was_taken(self._first.broken, f"{replica.name}: {why}")
             serve = served and isinstance(error, _Untouched)
             rest_seconds = self._replicas.update_broke(replica, time.monotonic(), serve=serve)
             await asyncio.sleep(min(self._settings.timeout_seconds, rest_seconds))
@@ -147,6 +159,7 @@ class WeightSync:
             return
         if not self._replicas.updated(replica, version, time.monotonic()):
             return
+        self._first = None
         self._progress.weights_synced()
         seconds = time.monotonic() - began  # the wall clock may have been set meanwhile
         pause_seconds += loaded.pause_seconds
@@ -156,6 +169,18 @@ class WeightSync:
         )  # fmt: skip
         await self._database.add_sync(
             SyncRecord(version, replica.name, started, started + seconds, pause_seconds, loaded.bytes)
+        )
+
+    async def _end_if_none_was_taken(self, broken: int, last: str) -> None:
+        """Raises UserError, unless a replica has taken weights before the run was resumed."""
+        if await self._database.newest_events("sync", 1):
+            self._first = None
+            return
+        raise UserError(
+            f"no replica has ever taken the trainer's weights: {broken} transfers have failed, the last one to {last}: "
+            "if replicas cannot reach that address, start rank 0 of the trainer with one that they do reach in "
+            "DART_TRANSFER_HOST; if they can, the logs of the replica and the trainer say more. All finished work is "
+            "kept: continue with --resume"
         )
 
     @contextlib.contextmanager

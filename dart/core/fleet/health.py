@@ -22,6 +22,8 @@ FORGIVE_SECONDS = 10.0
 FIRST_REST_SECONDS, MOST_REST_SECONDS = 1.0, 60.0
 FIRST_BREAK_SECONDS, MOST_BREAK_SECONDS = 0.5, 60.0
 """How long a replica rests after a transfer of weights to it that broke; twice as long each time."""
+MOST_FIRST_BREAKS, FIRST_BREAKS_SECONDS = 4, 120.0
+"""So many transfers must break, for at least so long, before any was taken, until none ever will be."""
 REMEMBERED = 256
 """The health of this many lost replicas is remembered, in case they come back."""
 RETURN_SECONDS = 300.0
@@ -101,6 +103,24 @@ class Health:
                 self.until = now + FORGIVE_SECONDS
             else:
                 self.quarantines = 0
+
+
+class FirstTransfers:
+    """Transfers of weights that broke before any replica of the run had ever taken one.
+
+    Afterwards it is an outage, which is waited out. Until then something is set up wrongly, and the run cannot learn.
+    """
+
+    def __init__(self) -> None:
+        self.broken = 0
+        self._since = 0.0
+
+    def broke(self, now: float) -> bool:
+        """Returns whether none will ever be taken."""
+        if not self.broken:
+            self._since = now
+        self.broken += 1
+        return self.broken >= MOST_FIRST_BREAKS and now - self._since >= FIRST_BREAKS_SECONDS
 
 
 class Lost:

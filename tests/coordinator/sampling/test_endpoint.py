@@ -209,6 +209,61 @@ async def test_top_p_is_left_out_where_it_is_refused(chat: Address, monkeypatch:
 
 
 @pytest.mark.parametrize(
+    ("error", "before", "after"),
+    [
+        (
+            "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens'.",
+            "max_tokens", {"max_completion_tokens": 40},
+        ),
+        ("Unsupported value: 'temperature' does not support 0 with this model. Only the default (1) is.",
+         "temperature", {}),
+        ({"message": "Extra inputs are not permitted", "param": "top_p"}, "top_p", {}),
+        ("unknown parameter: top_p", "top_p", {}),
+    ],
+)  # fmt: skip
+async def test_it_is_asked_without_a_parameter_that_it_says_it_does_not_take(
+    error: Any, before: str, after: dict[str, Any], chat: Address, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Chat, "error", error)
+    Chat.answers = [400, 400, "fine", "fine", "fine"]
+    async with Endpoint(chat, 0.0, 40) as endpoint:  # both are under way when the first is refused
+        both = await asyncio.gather(endpoint.write([]), endpoint.write([]))
+        assert [one.text for one in (*both, await endpoint.write([]))] == ["fine"] * 3
+    parameters = [{name: value for name, value in asked.items() if name != "messages"} for asked in Chat.asked]
+    usual = {"model": "teacher", "temperature": 0.0, "top_p": 1.0, "max_tokens": 40}
+    without = {name: value for name, value in usual.items() if name != before} | after
+    assert parameters == [usual, usual, without, without, without]
+
+
+async def test_all_that_it_does_not_take_is_left_out_one_after_the_other(
+    chat: Address, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Chat, "error", "Unsupported parameters: 'max_tokens', 'temperature', 'top_p'")
+    Chat.answers = [400, 400, 400, "fine"]
+    async with Endpoint(chat, 0.0, 40) as endpoint:
+        assert (await endpoint.write([])).text == "fine"
+    assert Chat.asked[-1].keys() == {"model", "messages", "max_completion_tokens"}
+
+
+async def test_a_refused_prompt_that_only_speaks_of_a_parameter_is_no_refused_parameter(
+    chat: Address, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Chat, "error", "not allowed: a prompt about the temperature of explosives")
+    Chat.answers = ["fine", 400, "fine"]
+    async with Endpoint(chat, 0.0, 40) as endpoint:
+        assert [(await endpoint.write([])).text for _ in range(3)] == ["fine", "", "fine"]
+    assert all("temperature" in asked for asked in Chat.asked)
+
+
+async def test_a_request_that_is_too_large_names_the_screenshots(chat: Address) -> None:
+    Chat.answers = ["fine", 413]
+    async with Endpoint(chat, 0.0, 40) as endpoint:
+        await endpoint.write([])
+        with pytest.raises(UserError, match=r"0\.0 MB as too large \(413\): its screenshots .*history_screenshots or"):
+            await endpoint.write([])
+
+
+@pytest.mark.parametrize(
     ("named", "least", "most"),
     [
         (["", "", "", ""], [1.0, 2.0, 4.0, 8.0], [2.0, 4.0, 8.0, 16.0]),

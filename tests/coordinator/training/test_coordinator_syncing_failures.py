@@ -10,6 +10,7 @@ import pytest
 from syncing.stage import TENSORS, draining, stage
 
 from benchmarks.simulation import virtual_time
+from dart.errors import UserError, ungrouped
 from dart.v1 import session_pb2 as pb
 
 
@@ -183,3 +184,35 @@ async def test_a_replica_whose_transfer_breaks_serves_on_and_is_tried_again_in_a
         assert [name for name, _ in made.seen].count("LoadWeights") == 1
         assert len(set(made.groups)) == 2
         assert made.serves
+
+
+def test_a_run_whose_first_weights_reach_nobody_ends_in_time_with_the_address_and_the_cause(tmp_path: Path) -> None:
+    async def sync() -> None:
+        began = time.monotonic()
+        told = r"to replica: .*broken \(weights come from node17\).*DART_TRANSFER_HOST"
+        with pytest.raises(UserError, match=told), ungrouped(UserError):
+            async with stage(tmp_path, "gloo", capable=True, hang_seconds=3600) as made:
+                made.fails = lambda command: isinstance(command, pb.ReceiveWeights)
+                made.sync.staged(1, TENSORS)
+                await asyncio.sleep(3600)
+        assert 120 <= time.monotonic() - began < 400
+
+    virtual_time.run(sync())
+
+
+@pytest.mark.parametrize("when", ["now", "before it was resumed"])
+def test_a_run_that_has_once_got_weights_through_waits_until_they_get_through_again(tmp_path: Path, when: str) -> None:
+    async def sync() -> None:
+        before = () if when == "now" else ("sync",)
+        async with stage(tmp_path, "gloo", capable=True, before=before, hang_seconds=6000) as made:
+            if when == "now":
+                made.sync.staged(1, TENSORS)
+                await made.sync.settled()
+            made.fails = lambda command: isinstance(command, pb.ReceiveWeights)
+            made.sync.staged(2, TENSORS)
+            await asyncio.sleep(50 * 60)
+            made.fails = lambda command: False
+            await made.sync.settled()
+            assert made.replicas.versions == {"replica": 2}
+
+    virtual_time.run(sync())

@@ -107,16 +107,23 @@ async def stage(
     mode: str = "drain",
     names: Sequence[str] = ("replica",),
     aborts: bool = True,
+    before: Sequence[str] = (),
+    hang_seconds: float = 60.0,
 ) -> AsyncIterator[Stage]:
+    """`before`: what the run, which is resumed then, has of events "sync"."""
+
     async def add_sync(record: Any) -> None:
         pass
+
+    async def newest_events(kind: str, limit: int) -> Sequence[str]:
+        return before if kind == "sync" else ()
 
     fleet = Fleet(60.0)
     replicas: Replicas[Worker] = Replicas(time.monotonic(), every_updates=every_updates)
     pool = RolloutPool(fleet, StoredScreenshots(None), replicas)
     ranks = TrainerRanks(fleet, 1, StoredScreenshots(None))
     settings = config.Sync(transport=transport, timeout_seconds=timeout_seconds, mode=mode)  # type: ignore[arg-type]
-    database: Any = SimpleNamespace(add_sync=add_sync)
+    database: Any = SimpleNamespace(add_sync=add_sync, newest_events=newest_events)
     journal = Journal(tmp_path / "metrics.jsonl")
     sync = WeightSync(settings, pool.replicas, ranks, database, Progress(1), journal)
     made = Stage(sync, pool, journal, tmp_path / "metrics.jsonl", fleet=fleet)
@@ -127,9 +134,9 @@ async def stage(
             worker, _ = fleet.admit(
                 pb.Hello(worker_id=name, instance_id=name, role=role, world_size=1, capabilities=capabilities)
             )
-            fleet.became_ready(worker, pb.Ready(slots=4, engine_ranks=1))
+            fleet.became_ready(worker, pb.Ready(slots=4, engine_ranks=1, transfer_host="node17"))
             background.append(tasks.create_task(made.answer(worker)))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(hang_seconds):
             yield made
         for task in background:
             task.cancel()

@@ -33,7 +33,7 @@ from dart.screenshots.stored import StoredScreenshots
 from dart.v1 import session_pb2 as pb
 from dart.v1 import weights_pb2 as wpb
 from dart.wire.channel import Dial
-from dart.wire.role import WorkerRole
+from dart.wire.role import CommandError, WorkerRole
 from dart.wire.worker import WorkerOptions, serve
 from dart.workers.rollout import engine as engine_module
 from dart.workers.rollout import role as role_module
@@ -284,6 +284,60 @@ async def test_screenshots_of_a_prompt_that_vllm_refuses_get_other_names() -> No
     renamed, kept = await generate(shown, other)
     assert renamed.startswith(shown.sha256.hex()) and renamed != llm.names[0][0]
     assert await generate(shown, other) == [renamed, kept], "and then keep them"
+
+
+class Raising(FakeLLM):
+    """Raises this for the first request."""
+
+    def __init__(self, error: Exception, *, dies: bool = False) -> None:
+        super().__init__()
+        self.error: Exception | None = error
+        self.dies = dies
+
+    async def add_request(self, *arguments: Any, **named: Any) -> SimpleNamespace:
+        error, self.error = self.error, None
+        if error is not None:
+            self.errored = self.dies
+            raise error
+        return await super().add_request(*arguments, **named)
+
+
+def command() -> pb.Generate:
+    return pb.Generate(
+        assignment=pb.Assignment(assignment_id="turn", attempt=1), prompt=[pb.PromptPart(text="go")],
+        sampling=pb.SamplingParams(temperature=1.0, max_tokens=4),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "error", [KeyError("pixel_values"), TypeError("no"), RuntimeError("shape"), AssertionError(), MemoryError()]
+)
+async def test_whatever_one_request_raises_fails_that_request_alone(error: Exception) -> None:
+    role = RolloutRole()
+    role._engine = started(Raising(error))
+    with pytest.raises(CommandError, match=type(error).__name__) as failed:
+        await role.handle(command())
+    assert failed.value.code == pb.FAILURE_CODE_ENGINE
+    assert isinstance(await role.handle(command()), pb.Generated)
+
+
+async def test_a_setting_that_vllm_refuses_is_the_requests_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(**settings: object) -> object:
+        raise sys.modules["vllm.exceptions"].VLLMClientError("temperature must be in [0, 2]")
+
+    role = RolloutRole()
+    role._engine = started(FakeLLM())
+    monkeypatch.setattr(sys.modules["vllm"], "SamplingParams", refuses)
+    with pytest.raises(CommandError, match=r"vLLM refuses the request: temperature must be in \[0, 2\]") as failed:
+        await role.handle(command())
+    assert failed.value.code == pb.FAILURE_CODE_INVALID
+
+
+async def test_an_engine_that_has_died_over_a_request_ends_the_worker() -> None:
+    role = RolloutRole()
+    role._engine = started(Raising(RuntimeError("gone"), dies=True))
+    with pytest.raises(EngineDiedError):
+        await role.handle(command())
 
 
 async def test_an_update_that_does_not_hang_is_served() -> None:

@@ -1,8 +1,9 @@
-"""Samples that come to no number: what is left out, what is skipped, who is named."""
+"""Samples that come to no number, and folders that are damaged: what is left out, what is skipped, who is named."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import weakref
 from collections.abc import Callable
@@ -17,10 +18,13 @@ pytestmark = pytest.mark.torch
 
 from train_samples import mixed, sample, screenshot, settings, text, totals  # noqa: E402
 
+from dart.errors import UserError  # noqa: E402
 from dart.v1 import session_pb2 as pb  # noqa: E402
 from dart.wire.convert import sample_from_proto  # noqa: E402
 from dart.workers.train import batch as batches  # noqa: E402
+from dart.workers.train import checkpoint  # noqa: E402
 from dart.workers.train.errors import NonFiniteError, SampleError  # noqa: E402
+from dart.workers.train.model import check_folder  # noqa: E402
 from dart.workers.train.passes.runner import Alone, Passed  # noqa: E402
 from dart.workers.train.trainer import Trainer  # noqa: E402
 
@@ -315,3 +319,31 @@ def test_a_sample_that_does_not_fit_alone_is_left_out_and_named(folder: Path) ->
     assert metrics["gradient_norm"] == pytest.approx(without.update(silent, *totals(silent))["gradient_norm"], rel=1e-4)
     with pytest.raises(SampleError, match=r"finite numbers and fits the device's memory: \['long'\]"):
         trainer.update([long[0]], *totals([long[0]]))
+
+
+@pytest.mark.parametrize("left", ["half of it", "text", "code"])
+def test_a_damaged_state_of_the_trainer_names_the_checkpoint_and_the_remedy(left: str, tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    file = tmp_path / "trainer_state.pt"
+    torch.save({"optimizer": optimizer.state_dict()}, file)
+    if left == "code":
+        torch.save({"optimizer": Path("a class that is not on the list")}, file)
+    else:
+        file.write_bytes(file.read_bytes()[:500] if left == "half of it" else b"what is this?")
+    with pytest.raises(UserError, match=r"trainer_state\.pt is damaged .*--resume continues") as told:
+        checkpoint.resume(tmp_path, model, optimizer)  # type: ignore[arg-type]
+    assert str(tmp_path) in str(told.value) and "weights_only" not in str(told.value)
+
+
+def test_a_model_with_code_of_its_own_is_refused_without_a_question(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("builtins.input", lambda question: asked.append(question) or "n")
+    told = {"model_type": "ours", "auto_map": {"AutoConfig": "configuration_ours.OurConfig"}}
+    (tmp_path / "config.json").write_text(json.dumps(told))
+    (tmp_path / "configuration_ours.py").write_text("raise SystemExit('it ran')")
+    with pytest.raises(UserError, match=r"config\.json in .* cannot be read"):
+        check_folder(tmp_path)
+    assert not asked

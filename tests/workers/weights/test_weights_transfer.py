@@ -128,6 +128,14 @@ def test_a_trainer_that_never_comes_costs_the_replica_the_timeout(group: wpb.Tra
     assert time.monotonic() - began < HANG_SECONDS
 
 
+def test_a_name_that_nobody_knows_is_told_at_once(group: wpb.TransferGroup) -> None:
+    group.host = "node17.invalid"
+    began = time.monotonic()
+    with pytest.raises(TransferError, match=r"at node17\.invalid:\d+: rank 0 could not join: .*(not known|resolution)"):
+        make_sender("gloo", 600.0).open(group)
+    assert time.monotonic() - began < 300  # a store would go on asking
+
+
 def test_a_silent_replica_and_then_a_new_group(
     group: wpb.TransferGroup, sender: Sender, pool: ThreadPoolExecutor
 ) -> None:

@@ -16,6 +16,7 @@ from dart.errors import UserError
 from dart.workers.env.android.adb import DeviceError
 from dart.workers.env.android.device import Phone
 from dart.worlds import Verdict
+from dart.worlds.missing import at_home
 from dart.worlds.tasks import no_task
 
 SUFFIXES = (".yaml", ".yml", ".json")
@@ -75,7 +76,7 @@ class Folder:
     """The tasks of a folder. Raises UserError if it has none."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder.expanduser()
+        self.folder = at_home(folder)
         paths = sorted(path for path in self.folder.glob("*") if path.suffix in SUFFIXES)
         self._paths = {path.stem: path for path in paths}
         if not self._paths:

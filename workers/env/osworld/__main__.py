@@ -13,6 +13,7 @@ from dart.errors import UserError
 from dart.workers.env.osworld.evaluator import REQUIREMENT, check_installed, missing, without_evaluator
 from dart.workers.env.osworld.options import EVALUATORS, Need
 from dart.workers.env.osworld.tasks import Tasks, needs
+from dart.worlds.missing import at_home
 
 PYTHONS = ("python3.12", "python3.13")
 
@@ -28,7 +29,7 @@ def main() -> None:
 @click.option("--with", "more", multiple=True, help="Another package: easyocr, for 36 tasks with text documents.")
 def install_evaluators(folder: Path, interpreter: str | None, more: tuple[str, ...]) -> None:
     """Make the virtual environment with OSWorld's evaluators (1.5 GB). It needs Python 3.12 or newer."""
-    target = folder.expanduser()
+    target = at_home(folder)
     for command in _commands(target, interpreter, [REQUIREMENT, *more]):
         click.echo(" ".join(command))
         if subprocess.run(command, check=False).returncode:

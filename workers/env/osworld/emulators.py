@@ -36,6 +36,7 @@ from dart.workers.env.osworld.machine import Address, MachineError
 from dart.workers.env.osworld.options import EmulatorPool
 from dart.workers.env.osworld.pools import Pool
 from dart.worlds import Full
+from dart.worlds.missing import at_home
 
 log = logging.getLogger(__name__)
 LIST_SECONDS = 30.0
@@ -289,7 +290,7 @@ class Emulators(Pool):
     # ---- the token ----
 
     def _take_token(self) -> tuple[str, Journal]:
-        folder = self._folder.expanduser()
+        folder = at_home(self._folder)
         for source in self._options.tokens:
             token = read_token(source, "environment.options.emulator.tokens")
             name = hashlib.sha256(f"{self._url} {token}".encode()).hexdigest()[:16]

@@ -27,6 +27,7 @@ from dart.workers.env.osworld.programs import program
 from dart.workers.env.osworld.setup import Downloads, NotEvaluated, Setup, read
 from dart.workers.env.osworld.tasks import OSWorldTask, Step, Tasks
 from dart.worlds import Env, Full, UserError, Verdict, from_png
+from dart.worlds.missing import at_home
 
 log = logging.getLogger(__name__)
 TRIED_AGAIN_SECONDS = 900.0
@@ -52,7 +53,7 @@ class Shared:
     @classmethod
     def make(cls, options: OSWorldOptions, screen: tuple[int, int]) -> Shared:
         """Raises UserError for a folder without tasks, and a proxy that cannot be used."""
-        tasks, state = Tasks(options.tasks_folder), options.state_folder.expanduser()
+        tasks, state = Tasks(options.tasks_folder), at_home(options.state_folder)
         # No proxies from the environment: machines are on a network of one's own. No limit: each has its own requests.
         client = httpx.AsyncClient(trust_env=False, limits=httpx.Limits(max_connections=None))
         pool: Pool = (
@@ -84,7 +85,7 @@ class Shared:
 
 def evaluations(options: OSWorldOptions) -> Path:
     """The folder for files of evaluations."""
-    return options.state_folder.expanduser() / "evaluations"
+    return at_home(options.state_folder) / "evaluations"
 
 
 def remove_old(folder: Path) -> None:

@@ -26,6 +26,7 @@ from dart.workers.env.osworld.machine import Address, MachineError
 from dart.workers.env.osworld.setup import NotEvaluated
 from dart.workers.env.osworld.tasks import OSWorldTask, Step
 from dart.worlds import limited
+from dart.worlds.missing import at_home
 from dart.worlds.programs import end
 
 log = logging.getLogger(__name__)
@@ -55,7 +56,7 @@ class _Answer(BaseModel):
 
 def python(folder: Path) -> Path:
     """The interpreter of the evaluators' environment."""
-    return folder.expanduser() / "bin" / "python"
+    return at_home(folder) / "bin" / "python"
 
 
 def missing(folder: Path) -> str | None:

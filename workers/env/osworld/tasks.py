@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from dart.errors import UserError
 from dart.workers.env.osworld.options import Need
+from dart.worlds.missing import at_home
 
 Needs = Need | Literal["accounts"]
 NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -71,7 +72,7 @@ class Tasks:
     """The tasks of a folder. Raises UserError if it is not one of OSWorld's."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder.expanduser()
+        self.folder = at_home(folder)
         problem = f"environment.options.tasks_folder {folder}"
         if not self.folder.is_dir():
             raise UserError(f"{problem} is not a folder: name `evaluation_examples/examples` of a clone of OSWorld")

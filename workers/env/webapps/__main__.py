@@ -17,6 +17,7 @@ from dart.workers.env.webapps.environment import SUITE, WebAppEnv
 from dart.workers.env.webapps.options import WebAppsOptions
 from dart.workers.env.webapps.world import WebApps
 from dart.worlds import EnvironmentFailure
+from dart.worlds.missing import at_home
 from dart.worlds.plugs import read_options
 
 
@@ -49,7 +50,7 @@ async def _tried(env: WebAppEnv, name: str, options: WebAppsOptions, pictures: P
         (pictures / f"{name}.png").write_bytes(seen.image.data)
     if reward := (await env.judge(Finish(), False)).reward:
         return f"its reward is {reward:g} when nothing has been done: the application may not show its state"
-    golden = options.tasks_folder.expanduser() / name / "golden_patch.py"
+    golden = at_home(options.tasks_folder) / name / "golden_patch.py"
     if not golden.is_file():
         return ""
     await env.reset(Task(SUITE, name))

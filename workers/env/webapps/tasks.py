@@ -19,6 +19,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
 from dart.errors import UserError
 from dart.workers.env.webapps.options import PREVIEW, WebAppsOptions
+from dart.worlds.missing import at_home
 
 NAME = re.compile(r"[\w-][\w.-]*")
 DESCRIPTIONS = ("task.json", "config.json", "task_config.json")
@@ -56,7 +57,7 @@ class Tasks:
 
     def __init__(self, options: WebAppsOptions) -> None:
         self._options = options
-        self.folder, self.applications = options.tasks_folder.expanduser(), options.applications.expanduser().resolve()
+        self.folder, self.applications = at_home(options.tasks_folder), at_home(options.applications).resolve()
         for field, folder, remedy in (
             ("applications", self.applications, "name `websites` of a clone of CUA-Gym-Hub"),
             ("tasks_folder", self.folder, "name the folder that CUA-Gym's archive of tasks was unpacked in"),
