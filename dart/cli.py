@@ -101,11 +101,7 @@ def train(config: Path, overrides: tuple[str, ...], resume: Path | None, initial
     metavar="RUN",
     help="Begin the run in this directory, or continue the one that is there.",
 )
-@click.option(
-    "--host",
-    metavar="HOST",
-    help="Listen on this address, with tokens and a certificate that RUN keeps.",
-)
+@click.option("--host", metavar="HOST", help="Listen on this address, with tokens and a certificate that RUN keeps.")
 @click.option("--parent-watch", is_flag=True, hidden=True, help="End when standard input closes.")
 @click.option("--again", hidden=True, help="The command that continues the run; @run is its directory.")
 def coordinator(
