@@ -29,16 +29,13 @@ from dart.launch.command import launch
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
 
 
-GROUPS = {
+GROUPS = {  # every command, as `dart --help` lists them
     "Train and evaluate": ("train", "eval", "control"),
     "Look at runs": ("status", "why", "runs", "show", "view", "track"),
     "Data and models": ("collect", "export"),
     "Clusters": ("launch", "coordinator", "worker", "health"),
     "Machines and worlds": ("doctor", "serve-world"),
 }
-"""Every command, as `dart --help` lists them."""
-WHOLE = 200
-"""Characters of a command's first sentence: none is cut."""
 
 
 class _Group(click.Group):
@@ -50,7 +47,7 @@ class _Group(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for heading, names in GROUPS.items():
             with formatter.section(heading):
-                formatter.write_dl([(name, self.commands[name].get_short_help_str(WHOLE)) for name in names])
+                formatter.write_dl([(name, self.commands[name].get_short_help_str(limit=200)) for name in names])
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -343,10 +340,7 @@ def control(action: str, run: Path | None, address: str | None, tls_ca: Path | N
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--all", "below", is_flag=True, help="At any depth, with coordinators' addresses.")
 def runs(directory: Path, as_json: bool, below: bool) -> None:
-    """List runs with their state and success, newest first.
-
-    DIRECTORY is runs by default.
-    """
+    """List the runs in DIRECTORY (runs/) with their success."""
     from dart.commands.look.status import list_runs
 
     list_runs(directory, as_json, below=below)
