@@ -32,16 +32,13 @@ from dart.shortage import raise_open_files, shortage
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
 
 
-GROUPS = {
+GROUPS = {  # every command, as `dart --help` lists them
     "Train and evaluate": ("train", "eval", "control"),
     "Look at runs": ("status", "why", "runs", "show", "view", "track"),
     "Data and models": ("collect", "export"),
     "Clusters": ("launch", "coordinator", "worker", "health"),
     "Machines and worlds": ("doctor", "serve-world"),
 }
-"""Every command, as `dart --help` lists them."""
-WHOLE = 200
-"""Characters of a command's first sentence: none is cut."""
 
 
 class _Group(click.Group):
@@ -53,7 +50,7 @@ class _Group(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for heading, names in GROUPS.items():
             with formatter.section(heading):
-                formatter.write_dl([(name, self.commands[name].get_short_help_str(WHOLE)) for name in names])
+                formatter.write_dl([(name, self.commands[name].get_short_help_str(limit=200)) for name in names])
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -113,11 +110,7 @@ def train(config: Path, overrides: tuple[str, ...], resume: Path | None, initial
     metavar="RUN",
     help="Begin the run in this directory, or continue the one that is there.",
 )
-@click.option(
-    "--host",
-    metavar="HOST",
-    help="Listen on this address, with tokens and a certificate that RUN keeps.",
-)
+@click.option("--host", metavar="HOST", help="Listen on this address, with tokens and a certificate that RUN keeps.")
 @click.option("--parent-watch", is_flag=True, hidden=True, help="End when standard input closes.")
 @click.option("--again", hidden=True, help="The command that continues the run; @run is its directory.")
 def coordinator(
@@ -359,10 +352,7 @@ def control(action: str, run: Path | None, address: str | None, tls_ca: Path | N
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--all", "below", is_flag=True, help="At any depth, with coordinators' addresses.")
 def runs(directory: Path, as_json: bool, below: bool) -> None:
-    """List runs with their state and success, newest first.
-
-    DIRECTORY is runs by default.
-    """
+    """List the runs in DIRECTORY (runs/) with their success."""
     from dart.commands.look.status import list_runs
 
     list_runs(directory, as_json, below=below)

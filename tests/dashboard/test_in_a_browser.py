@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -170,6 +171,26 @@ def test_every_step_can_be_linked_to(page: Page, tour: Tour) -> None:
     page.goto("about:blank")
     page.goto(linked)
     page.get_by_text("Step 4 of").wait_for()
+
+
+def test_the_evidence_of_the_verdict_is_beside_the_last_screenshot(page: Page, tour: Tour) -> None:
+    tour.visit(page, "trajectory")
+    assert page.get_by_text('"page":').count() == 0, "the first step shows what came of it"
+    page.keyboard.press("End")
+    page.get_by_text('"page":').wait_for()
+    page.get_by_role("heading", name="The verdict").wait_for()
+    page.get_by_text(re.compile("the screen after it is not kept|this is the last screen")).wait_for()
+
+
+def test_trajectories_that_train_come_first_and_evaluations_are_chosen(page: Page, tour: Tour) -> None:
+    tour.visit(page, "trajectories")
+    first = page.locator("tbody tr[data-row='0']")
+    first.get_by_text(re.compile(r"^g\d+-\d+$")).wait_for()
+    assert page.locator("thead th").first.inner_text() == "Outcome"
+    assert page.locator("thead th").last.inner_text() == "Trajectory"
+    page.get_by_label("Kind").select_option("evaluation")
+    first.get_by_text("evaluated").wait_for()
+    assert first.get_by_title("eval-").inner_text().startswith("…")
 
 
 def test_an_exported_page_opens_from_a_file(page: Page, tour: Tour, tmp_path: Any) -> None:

@@ -1,6 +1,6 @@
 import { describe, expect, it } from 'vitest'
 import type { Member } from '../records'
-import { fateSentence, rollouts } from './words'
+import { fateSentence, lastScreen, rollouts, tail } from './words'
 
 describe('fates', () => {
   it.each([
@@ -37,4 +37,11 @@ describe('the roll-outs of a group', () => {
   it('are not those that a collection keeps, which stores only successes', () => {
     expect(rollouts({ ...group([member()]), kind: 'collected' })).toBe('1 kept success')
   })
+})
+
+it('a long id is shown by its end, and a last screenshot says whether an action followed', () => {
+  expect(tail('g000001-1')).toBe('g000001-1')
+  expect(tail('eval-before-greedy-v0-task-0001-17-1')).toBe('…ask-0001-17-1')
+  expect(lastScreen('finished')).toContain('the last screen')
+  expect(lastScreen('step_limit')).toContain('is not kept')
 })

@@ -60,5 +60,16 @@ export const ending = (termination: string): string => ENDINGS[termination] ?? t
 export const versions = (oldest: number | null, newest: number | null): string =>
   oldest === null ? '–' : oldest === newest ? String(oldest) : `${oldest} to ${newest}`
 
+/** An id by its end, which is where ids differ. */
+export const tail = (id: string): string => (id.length > 14 ? `…${id.slice(-13)}` : id)
+
+const AFTER: Record<string, string> = {
+  environment: 'This action ended the episode: the screen after it is not kept.',
+  step_limit: 'This was the last step that the limit allows: the screen after it is not kept.',
+}
+
+/** What the screenshot of a trajectory's last step shows. Only the two endings above carry an action out after it. */
+export const lastScreen = (termination: string): string => AFTER[termination] ?? 'No action followed: this is the last screen.'
+
 /** Signed, for advantages: "+0.52", "−1.20". */
 export const signed = (value: number): string => `${value < 0 ? '−' : '+'}${Math.abs(value).toFixed(2)}`
