@@ -88,6 +88,26 @@ def conform(
     asyncio.run(_hosted(case))
 
 
+def begin(kind: str, task: str, options: Mapping[str, object], screen: tuple[int, int], seed: int) -> None:
+    """Make one environment of the world, show the beginning of the task, and take a step. Raises AssertionError with
+    the verb that failed, or UserError."""
+    asyncio.run(_begin(_Case(kind, (task,), options, screen, repeatable=False, seed=seed)))
+
+
+async def _begin(case: _Case) -> None:
+    plug = check(case.kind, case.options, case.tasks)
+    world = make(plug)
+    try:
+        await world.start(read_options(plug, case.options), case.screen)
+        env = _Watched(await world.lease())
+        task = Task(case.kind, case.tasks[0], case.seed)
+        _seen(await env.reset(task), f"reset({task.id})")
+        action = next((action for action in ACTIONS if kind_of(action) in plug.actions), Observe())
+        _seen(await env.act(action), f"act({action})")
+    finally:
+        await world.close()
+
+
 def _expect(condition: bool, message: str) -> None:
     if not condition:
         raise AssertionError(message)

@@ -33,6 +33,8 @@ from dart.worlds.plugs import find, read_options
 QWEN2_5 = "Qwen2_5_VLForConditionalGeneration"
 SHARED_BY_ENGINE_MB = 256
 """vLLM 0.33 makes rings of up to 240 MB between the processes of one replica, and ends if there is no room for one."""
+TRIED_SECONDS = 60
+"""How long an environment may take to begin a task in `dart doctor`."""
 ARCHITECTURES = ("Qwen3VLForConditionalGeneration", QWEN2_5)
 
 
@@ -45,7 +47,10 @@ def doctor(config_path: Path | None, overrides: Sequence[str] = ()) -> None:
     for name, check in checks(config, Train()):
         why = _why(check)
         bad += why is not None
-        click.echo(f"{'missing' if why else 'ok     '}  {name}" + (f": {why}" if why else ""))
+        _tell(name, why)
+    if config is not None and not bad and (tried := _one_environment(config.environment)) is not None:
+        bad += bool(tried)
+        _tell("one environment", tried or None)
     for note in fits.notes(config, Train()) if config else ():
         click.echo(f"needs    {note}")
     of_config = (*warnings(config), *fits.warnings(config, Train())) if config else ()
@@ -53,6 +58,40 @@ def doctor(config_path: Path | None, overrides: Sequence[str] = ()) -> None:
         click.echo(f"warning  {warning}")
     click.echo("nothing is missing" if not bad else f"{bad} to fix")
     sys.exit(USER_ERROR if bad else 0)
+
+
+def _tell(name: str, why: str | None) -> None:
+    click.echo(f"{'missing' if why else 'ok     '}  {name}" + (f": {why}" if why else ""))
+
+
+def _one_environment(environment: Environment) -> str | None:
+    """What is wrong with one environment of a world whose code dart does not know, which another process makes, shows
+    and takes a step in: "" if nothing is, None if that was not to be tried, or took too long to tell."""
+    if not (environment.kind == "gym" or ":" in environment.kind) or not environment.tasks.all:
+        return None
+    name = environment.tasks.all[0]
+    seed = 0 if name in environment.tasks.single_instance else environment.tasks.train_seeds[0]
+    asked = json.dumps([environment.kind, name, environment.options, environment.viewport, seed])
+    command = [sys.executable, "-c", _TRY_WORLD, asked]
+    try:
+        tried = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TRIED_SECONDS)
+    except subprocess.TimeoutExpired:
+        click.echo(f"warning  one environment: {environment.kind} has not begun {name} within {TRIED_SECONDS} s")
+        return None
+    said = tried.stderr.strip().splitlines() or [f"the process ended with code {tried.returncode}"]
+    return f"{environment.kind} with task {name}: {said[-1]}" if tried.returncode else ""
+
+
+_TRY_WORLD = """
+import json, sys
+from dart.errors import UserError
+from dart.testing import begin
+kind, task, options, screen, seed = json.loads(sys.argv[1])
+try:
+    begin(kind, task, options, tuple(screen), seed)
+except (UserError, AssertionError) as error:
+    sys.exit(" ".join(str(error).split()))
+"""
 
 
 def problems(config: Config, job: Job) -> list[str]:

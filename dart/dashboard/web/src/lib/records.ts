@@ -399,8 +399,8 @@ export interface WorkerStatus {
   doing: string
 }
 /**
- * Something that makes no progress, as found by `core.watchdog`. `culprit` and `failure` may be a worker's
- * words.
+ * Something that makes no progress, as found by `core.watchdog` or `core.learning.diagnosis`. `culprit` and
+ * `failure` may be a worker's words.
  */
 export interface Stall {
   kind: string

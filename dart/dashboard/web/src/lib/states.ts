@@ -84,7 +84,7 @@ export const isPaused = (status: { paused?: boolean | null; stalls: readonly Pic
 
 /** What stands above the lines that say what is wrong. `calm`: it only waits for what somebody asked for. */
 export function whyTitle(live: boolean, calm: boolean, phase: string): string {
-  if (calm) return 'It waits, as somebody asked'
+  if (calm) return phase === 'interrupted' ? 'Somebody stopped it' : 'It waits, as somebody asked'
   if (live) return 'Something is wrong'
   return phase === 'running' ? 'It runs, but cannot be asked what it does' : 'Why it ended, and what was wrong'
 }

@@ -1,6 +1,7 @@
 import { render } from 'svelte/server'
 import { expect, it } from 'vitest'
 import type { RunStatus } from '../../lib/records'
+import Hero from './Hero.svelte'
 import KeyNumbers from './KeyNumbers.svelte'
 
 const status = (live: boolean, updates = 0, success_rate?: number | null): RunStatus =>
@@ -12,7 +13,8 @@ const status = (live: boolean, updates = 0, success_rate?: number | null): RunSt
     },
     why: [],
   }) as unknown as RunStatus
-const shown = (of: RunStatus) => render(KeyNumbers, { props: { status: of, curves: undefined } }).body.replace(/<[^>]*>/g, '|')
+const shown = (of: RunStatus) =>
+  [Hero, KeyNumbers].map((part) => render(part, { props: { status: of, curves: undefined } }).body.replace(/<[^>]*>/g, '|')).join('')
 
 it('does not give the time of a resumed process as that of the run', () => {
   expect(shown(status(true))).toMatch(/Elapsed since its last start[| ]+10 min[| ]+2 h of training in all/)
