@@ -10,7 +10,6 @@ from typing import Any
 import click
 
 
-
 def _config(command: Callable[..., Any], *, required: bool = True) -> Callable[..., Any]:
     """The config's path, which is read and checked before the command imports what it needs to run: a mistake in it is
     told at once. A pipe can be read only once, which is left to the command."""
