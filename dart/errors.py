@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -28,6 +29,13 @@ class ProcessLost(UserError):
     def __init__(self, why: str, remedy: str = "", *, exit_code: int = USER_ERROR) -> None:
         super().__init__(f"{why}; all finished work is kept; {remedy}" if remedy else why, exit_code=exit_code)
         self.why = why
+
+
+def unwritable(error: OSError, remedy: str) -> str:
+    """Why something cannot be written, and the remedy; that for a full disk is room on it."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        remedy = "make room on its disk, or choose another"
+    return f"({error.strerror}): {remedy}"
 
 
 def first_of(errors: BaseException) -> BaseException:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dart.config import Config
-from dart.errors import UserError
+from dart.errors import UserError, unwritable
 from dart.store.database import Database, sqlite_url
 from dart.store.elsewhere.place import Place
 from dart.store.lock import LEASE_SECONDS, Hold, held, is_held
@@ -177,7 +177,7 @@ class RunDirectory:
                 continue
             except OSError as error:
                 raise UserError(
-                    f"run.directory: {path} cannot be made ({error.strerror}): choose a writable folder"
+                    f"run.directory: {path} cannot be made {unwritable(error, 'choose a writable folder')}"
                 ) from None
             return cls(path)
         raise UserError(f"run.directory: {base} and {_MOST_OF_ONE_NAME - 1} others exist: remove some")
@@ -188,7 +188,7 @@ class RunDirectory:
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UserError(f"--run {path} cannot be made ({error.strerror}): choose a writable folder") from None
+            raise UserError(f"--run {path} cannot be made {unwritable(error, 'choose a writable folder')}") from None
         return cls(path)
 
     @classmethod

@@ -110,11 +110,12 @@ def _plan(options: CollectOptions, config: Config) -> Collect:
 
 def _check_machine(options: CollectOptions, config: Config, plan: Collect) -> None:
     """Raises UserError when this machine lacks something that is needed."""
+    path_of = "--checkpoint" if options.checkpoint else "model.path"
     if not options.external_workers:
-        check_before(config, plan)
+        check_before(config, plan, path_of)
     elif vocabulary_digest(config.model.folder) is None:
         raise UserError(
-            f"model.path {config.model.path}: this machine also needs the model's tokenizer.json, because the "
+            f"{path_of} {config.model.path}: this machine also needs the model's tokenizer.json, because the "
             "vocabulary is stored with what is collected: copy the folder here"
         )
     if options.teacher == "oracle" and known_here(config.environment.kind):

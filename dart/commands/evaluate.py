@@ -69,7 +69,7 @@ def evaluate(options: EvaluateOptions) -> None:
     trained, config = loaded.environment.tasks.training, _chosen(loaded, options)
     job, local = Evaluate(address, trained), not options.external_workers
     if local:
-        check_before(config, job)
+        check_before(config, job, "--checkpoint" if options.checkpoint else "model.path")
     if address:
         probe(address)
     other = _opponent(config, options.against) if options.against is not None else None
@@ -79,7 +79,7 @@ def evaluate(options: EvaluateOptions) -> None:
                 f"--against {options.against} has to be evaluated too, and external workers end with the first "
                 "evaluation: evaluate each separately, then compare with --against RUN"
             )
-        check_before(other, Evaluate())
+        check_before(other, Evaluate(), "--against")
     begun = resumed or RunDirectory.make(config.run.directory, f"{config.run.name}-eval")
     wanted = JobRun(config, begun, job, options.quiet, resume=resumed is not None, local=local)
     document = _run(replace(wanted, again=_again(options, begun)))

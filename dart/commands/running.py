@@ -76,10 +76,10 @@ class JobRun:
         return go_on(self.job.kind, self.directory.path, self.again)
 
 
-def check_before(config: Config, job: Job) -> None:
+def check_before(config: Config, job: Job, path_of: str = "model.path") -> None:
     """Raises UserError, before anything starts, that lists everything this machine lacks for the job.
 
-    What may not fit in memory, but is no reason to refuse, is printed.
+    `path_of`: what the user named the model with. What may not fit in memory, but is no reason to refuse, is printed.
     """
     from dart.commands.doctor import problems
 
@@ -89,7 +89,7 @@ def check_before(config: Config, job: Job) -> None:
             "with their tokens"
         )
     if found := problems(config, job):
-        raise UserError("\n".join(found))
+        raise UserError("\n".join(found).replace("model.path", path_of))
     for warning in memory_warnings(config, job) if job.model else ():
         click.echo(f"warning: {warning}", err=True)
 

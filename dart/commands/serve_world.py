@@ -27,6 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from dart import __version__
 from dart.config import Environment, EnvWorkerConfig, load
+from dart.config.base import remedy
 from dart.core.action_json import KINDS, action_from_json
 from dart.core.loopback import is_loopback
 from dart.core.types import Task
@@ -200,7 +201,7 @@ class Session:
             first = error.errors()[0]
             code = "INVALID_JSON" if first["type"] == "json_invalid" else "VALIDATION_ERROR"
             where = ".".join(map(str, first["loc"])) or "the message"
-            return _error(code, f"{where}: {first['msg']}")
+            return _error(code, f"{where}: {remedy(first)}")
         except Refused as refused:
             return _error(refused.code, str(refused))
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from dart.config.base import ConfigError
+from dart.config.base import ConfigError, called, remedy
 from dart.config.policy import BUILT_IN_PROMPTS, PromptTexts
 from dart.config.tasks import TaskFile, read_task_file
 from dart.config.whole import Config
@@ -39,7 +39,10 @@ def load(path: Path, overrides: typing.Sequence[str] = ()) -> Config:
     except NotYaml as error:
         raise ConfigError(f"config {path} is not YAML: {error}") from None
     if not isinstance(raw, dict):
-        raise ConfigError(f"config {path} holds {type(raw).__name__}, not sections: see configs/ladder_demo.yaml")
+        raise ConfigError(
+            f"config {path} {called(raw)}: write sections such as model: and stop:, "
+            "as configs/ladder_demo.yaml has them"
+        )
     before = _prompt(raw)
     for override in overrides:
         _override(raw, override)
@@ -125,15 +128,16 @@ def explain(where: str, problem: ErrorDetails, model: type[BaseModel] = Config, 
     """One pydantic problem as one line: field, value and remedy. `above`: the path to the model, as in "section."."""
     field = above + ".".join(str(part) for part in problem["loc"]) or "(whole)"
     value = problem["input"]
-    shown = "" if isinstance(value, dict | BaseModel) else f" (it is {_PASSWORD.sub('***', repr(value))})"
+    written = "empty" if value is None else _PASSWORD.sub("***", repr(value))
+    shown = "" if isinstance(value, dict | BaseModel) else f" (it is {written})"
     if problem["type"] == "extra_forbidden":
         known = _fields_beside(model, problem["loc"])
         close = difflib.get_close_matches(str(problem["loc"][-1]), known, n=1)
         hint = f"did you mean {close[0]}?" if close else f"known here: {', '.join(known)}"
         return f"{where}: {field} is not a known field{shown}: {hint}"
     if problem["type"] == "missing":
-        return f"{where}: {field} is missing: add it"
-    return f"{where}: {field}{shown}: {problem['msg'].removeprefix('Value error, ')}"
+        return f"{where}: {field} is missing: {remedy(problem)}"
+    return f"{where}: {field}{shown}: {remedy(problem)}"
 
 
 def _fields_beside(section: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from dart.config.base import Section
+from dart.config.base import Section, remedy
 from dart.config.environment import Environment
 from dart.config.policy import Model, Rollout
 from dart.config.trainer import Sync, Trainer
@@ -25,7 +25,7 @@ def read_told(kind: type[Told], text: str) -> Told:
         return kind.model_validate_json(text)
     except ValidationError as error:
         first = error.errors()[0]
-        problem = ": ".join(filter(None, [".".join(map(str, first["loc"])), first["msg"]]))
+        problem = ": ".join(filter(None, [".".join(map(str, first["loc"])), remedy(first)]))
         raise UserError(
             f"the coordinator's config for this worker cannot be read ({problem}): use the same dart release on both "
             "ends"

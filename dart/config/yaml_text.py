@@ -56,6 +56,10 @@ def read_yaml(text: str) -> object:
         return yaml.load(text, _Loader)
     except RecursionError:
         raise NotYaml("it is nested too deeply") from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise NotYaml(f"{where}{error.problem or error.context}") from None
     except (yaml.YAMLError, ValueError) as error:
         raise NotYaml(str(error)) from None
 

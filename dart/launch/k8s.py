@@ -20,7 +20,7 @@ import yaml
 from pydantic import JsonValue
 
 from dart.config import Config, load
-from dart.errors import UserError
+from dart.errors import UserError, unwritable
 from dart.launch.plan import Group, ending_seconds, plan
 
 CHART = Path(__file__).parent / "chart"
@@ -82,7 +82,9 @@ def start(options: K8sOptions) -> None:
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise UserError(f"{file} cannot be written ({error.strerror}): put the config into a writable folder") from None
+        raise UserError(
+            f"{file} cannot be written {unwritable(error, 'put the config into a writable folder')}"
+        ) from None
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if done.returncode:
         raise UserError(

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from dart.config import Config, Dashboard
 from dart.core.loopback import is_loopback
-from dart.errors import UserError
+from dart.errors import UserError, unwritable
 from dart.processes.launcher import Child
 from dart.processes.secrets import write_private
 from dart.rundir import RunDirectory
@@ -90,7 +90,9 @@ class Beside:
             file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_private(file, f"{self.address}\n".encode())
         except OSError as error:
-            raise UserError(f"{file}: {error.strerror}: choose a run directory that can be written to") from None
+            raise UserError(
+                f"{file} cannot be written {unwritable(error, 'choose a run directory that can be written to')}"
+            ) from None
         shown = self.address if to_terminal else self.address.partition("?")[0]
         return f"dashboard {shown} (with its token in {file})"
 

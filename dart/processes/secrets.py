@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import get_args
 
 from dart.config.run import TokenRole
-from dart.errors import UserError
+from dart.errors import UserError, unwritable
 
 CERTIFICATE, KEY, AUTHORITY = "tls.crt", "tls.key", "ca.crt"
 _TOKEN_BYTES = 32
@@ -48,7 +48,9 @@ def prepare(folder: Path, host: str) -> None:
             for name, content in ((KEY, key), (AUTHORITY, certificate), (CERTIFICATE, certificate)):
                 write_private(folder / name, content)
     except OSError as error:
-        raise UserError(f"{folder}: tokens cannot be kept there ({error.strerror}): choose a writable folder") from None
+        raise UserError(
+            f"{folder}: tokens cannot be kept there {unwritable(error, 'choose a writable folder')}"
+        ) from None
 
 
 def overrides(folder: Path) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from dart.errors import UserError
+from dart.errors import UserError, unwritable
 from dart.failpoints import failpoint
 
 _TEMPORARY = "tmp"
@@ -74,7 +74,7 @@ class ScreenshotDirectory:
                         path.unlink()
         except OSError as error:
             raise UserError(
-                f"screenshot directory {self.root} cannot be made ({error.strerror}): name a writable one"
+                f"screenshot directory {self.root} cannot be made {unwritable(error, 'name a writable one')}"
             ) from None
 
     def mark(self) -> str:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from dart.errors import UserError
+from dart.errors import UserError, unwritable
 from dart.store.regular import open_regular
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class Hold:
         try:
             descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
-            raise UserError(f"{self._file} cannot be written ({error.strerror}): make the folder writable") from None
+            raise UserError(f"{self._file} cannot be written {unwritable(error, 'make the folder writable')}") from None
         self._undo.callback(os.close, descriptor)
         return descriptor
 
@@ -114,7 +114,7 @@ def held(file: Path, lease: float = LEASE_SECONDS) -> Iterator[Hold]:
     try:
         hold = Hold(file)
     except OSError as error:
-        raise UserError(f"{file} cannot be written ({error.strerror}): make the folder writable") from None
+        raise UserError(f"{file} cannot be written {unwritable(error, 'make the folder writable')}") from None
     try:
         hold.take(lease)
         yield hold

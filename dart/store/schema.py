@@ -38,7 +38,8 @@ async def prepare(url: URL, writer: Lane, reader: Lane, *, create: bool, migrate
             await writer.run(lambda connection: _migrate(connection, url))
     except (DBAPIError, DatabaseFailed) as error:
         cause = error.__cause__ if isinstance(error, DatabaseFailed) else error
-        remedy = "name a database of dart's in a writable folder"
+        full = "disk is full" in str(getattr(cause, "orig", cause))
+        remedy = "make room on its disk" if full else "name a database of dart's in a writable folder"
         if url.get_backend_name() == "postgresql":
             remedy = "start the server, or correct the URL, PGPASSWORD, ~/.pgpass or the rights of its user"
         raise UserError(f"database {shown(url)} cannot be opened ({getattr(cause, 'orig', cause)}): {remedy}") from None

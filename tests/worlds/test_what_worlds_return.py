@@ -22,6 +22,8 @@ from dart.workers.env.role import EnvRole
 from dart.worlds import Action, Env, Observation, Task, Verdict, World, WorldOptions, from_pixels
 
 PICTURE = from_pixels(bytes(3), 1, 1)
+LONG = from_pixels(bytes(3 * 300), 300, 1)
+CLAIMS_MUCH = PICTURE.data[:16] + b"\xff" * 8 + PICTURE.data[24:]
 UNENCODABLE = b"caf\xe9.txt".decode("utf-8", "surrogateescape")
 SHOWN = "caf?.txt"
 
@@ -141,6 +143,11 @@ async def an_episode(role: EnvRole) -> None:
         ("reset", Observation(PICTURE), "without an instruction: nothing says what the task is"),
         ("reset", Observation(PICTURE, "do it", done=True), "reset returned an Observation that is done"),
         ("act", Observation(Image("abc", "image/png", 1, 1)), "Act cannot be answered with what the world returned"),  # type: ignore[arg-type]
+        ("act", Observation(Image.of(PICTURE.data, "image/png", 2, 1)), "called 2×1, but its bytes say 1×1"),
+        ("act", Observation(Image.of(PICTURE.data[:40], "image/png", 1, 1)), "is a PNG that is cut short"),
+        ("act", Observation(Image.of(CLAIMS_MUCH, "image/png", 1, 1)), "a picture that claims 4294967295×4294967295"),
+        ("act", Observation(Image.of(b"RIFF", "image/webp", 70_000, 70_000)), "a picture that claims 70000×70000"),
+        ("act", Observation(LONG), "a picture of 300×1 pixels: a side has at most 32,768, and at most 200 times"),
         ("act", Observation(PICTURE, reward="much"), "whose reward is 'much' (str), where a number is expected"),  # type: ignore[arg-type]
         ("judge", None, "judge returned None (NoneType), where a Verdict is expected"),
         ("judge", 1.0, "judge returned 1.0 (float), where a Verdict is expected"),

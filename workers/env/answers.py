@@ -14,7 +14,10 @@ from dart.core.action import Action
 from dart.core.cutting import encodable
 from dart.core.types import Image, Observation
 from dart.screenshots.header import BadHeader, check_pixels, size_of
+from dart.wire.rules.table import MOST_SIDE
 from dart.worlds import EnvironmentFailure, Verdict
+
+MAX_ASPECT_RATIO = 200  # as the coordinator's boundary, which would blame the worker
 
 
 def observed(verb: str, value: object) -> Observation:
@@ -72,6 +75,11 @@ def _image(where: str, value: object) -> Image:
         check_pixels(value.width, value.height)
     except BadHeader as error:
         raise EnvironmentFailure(f"{where} a picture that {error}") from None
+    if max(value.width, value.height) > min(MOST_SIDE, MAX_ASPECT_RATIO * min(value.width, value.height)):
+        raise EnvironmentFailure(
+            f"{where} a picture of {value.width}×{value.height} pixels: a side has at most {MOST_SIDE:,}, and at most "
+            f"{MAX_ASPECT_RATIO} times the other's"
+        )
     if size not in (None, (value.width, value.height)):
         raise EnvironmentFailure(f"{where} called {value.width}×{value.height}, but its bytes say {size[0]}×{size[1]}")
     return value

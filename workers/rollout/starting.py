@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from dart.config import RolloutWorkerConfig, ServedAdapter
+from dart.config.base import remedy
 from dart.core.capacity import devices
 from dart.core.capacity.memory import ENCODED_PROMPTS
 from dart.errors import UserError
@@ -221,5 +222,5 @@ def _line(error: Exception) -> str:
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False)[0]
         where = "".join(f"{part}: " for part in first["loc"])
-        return where + first["msg"].removeprefix("Value error, ")
+        return where + remedy(first)
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -186,7 +186,7 @@ def test_eight_bit_floats_need_a_card_that_has_them(vllm: None, monkeypatch: pyt
 
 def test_a_value_that_vllm_refuses_is_named(vllm: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(starting, "check_model", lambda folder: None)
-    with pytest.raises(UserError, match="section: gpu_memory_utilization: Input should be less than or equal to 1"):
+    with pytest.raises(UserError, match="section: gpu_memory_utilization: give a number of at most 1"):
         starting.start_vllm(told(engine_args={"gpu_memory_utilization": 7}))
 
 

@@ -11,6 +11,7 @@ from typing import Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from dart.config.base import remedy
 from dart.core.action import Action, Finish
 from dart.errors import UserError
 from dart.workers.env.android.adb import DeviceError
@@ -99,7 +100,7 @@ class Folder:
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"]) or "the file"
-            raise UserError(f"{path}: {where}: {first['msg']}: correct it (docs/android.md has the fields)") from None
+            raise UserError(f"{path}: {where}: {remedy(first)} (docs/android.md has the fields)") from None
         except (OSError, ValueError, yaml.YAMLError) as error:
             raise UserError(f"{path} cannot be read: {error}") from None
 

@@ -17,6 +17,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError, model_validator
 
 from dart import assets
+from dart.config.loading import explain
 from dart.errors import UserError
 from dart.worlds.tasks import no_task
 
@@ -226,7 +227,8 @@ def load(name: str) -> TaskFile:
     try:
         return TaskFile.model_validate_json(path.read_text(encoding="utf-8"))
     except ValidationError as error:
-        raise UserError(f"{path}: {error}: correct the file (docs/worlds.md describes its fields)") from None
+        lines = [explain(str(path), problem, TaskFile) for problem in error.errors()]
+        raise UserError("\n".join(lines) + " (docs/worlds.md describes the fields)") from None
 
 
 def check_task(name: str) -> None:
