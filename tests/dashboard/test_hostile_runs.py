@@ -75,10 +75,10 @@ def test_hostile_runs_hide_no_other_run_and_show_no_other_file(
         rows = {row["id"]: row for row in client.get("/api/runs").json()}
         assert (rows[good.name]["problem"], rows[good.name]["trajectories"]) == ("", TINY.trajectories)
         assert any(name.startswith("name-\\xff") for name in rows)
-        for name in ("view-runs", "fifo-run_db", "folder-place_json", "large-runs-config_json", "text-runs-started"):
-            assert rows[name]["problem"] or name == "text-runs-started", name
+        for name in ("view-runs", "fifo-run_db", "folder-place_json", "large-runs-config_json"):
+            assert rows[name]["problem"], name
         assert client.get("/metrics").status_code == 200
-        for run in ("fifo-run_lock", "zero-place_json", "half-trajectories-evidence_json", "blobs-elsewhere"):
+        for run in ("fifo-run_lock", "zero-place_json", "view-trajectories", "blobs-elsewhere"):
             here = f"/api/runs/{quote(run, safe='')}"
             for page in ("", "/status", "/curves", "/timeline", "/trajectories", "/trajectories/g000001-1", "/events"):
                 answer = client.get(here + page)
