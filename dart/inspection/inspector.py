@@ -98,12 +98,13 @@ class Inspector:
             .label("n"),
         )
         rows = await self.files.rows(counted)
-        return Pulse(
-            await condition.last_sequence(self.files),
-            int(rows[0]["updates"] or 0),
-            int(rows[0]["n"]),
-            str(self.files.directory.state(record)),
-        )
+        with told(f"the progress of run {self.files.id}"):
+            return Pulse(
+                await condition.last_sequence(self.files),
+                int(rows[0]["updates"] or 0),
+                int(rows[0]["n"]),
+                str(self.files.directory.state(record)),
+            )
 
 
 async def compare(first: Inspector, first_evaluation: str, second: Inspector, second_evaluation: str) -> r.Comparison:

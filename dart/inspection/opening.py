@@ -295,11 +295,15 @@ class RunFiles:
         return connection
 
     async def _schema_version(self) -> int:
-        version: int | None = None
-        with suppress(*(() if self._server else (UserError,))):  # a server says itself what is wrong
+        version, why = None, ""
+        try:
             version = await self.read(lambda connection: connection.execute(select(t.schema.c.version)).scalar_one())
+        except UserError as error:
+            if self._server:
+                raise  # it says itself what is wrong
+            why = f" ({error})"
         if not isinstance(version, int):
-            raise UserError(f"{self._shown} is not a dart database, or is damaged: name the directory of a run")
+            raise UserError(f"{self._shown} is not a dart database, or is damaged: name the directory of a run{why}")
         if version < t.OLDEST_MIGRATED:
             raise UserError(
                 f"{self._shown} has schema version {version}, and this dart reads {t.OLDEST_MIGRATED} or "
