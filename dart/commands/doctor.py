@@ -21,7 +21,7 @@ from dart.config import BUILTIN_SUITE, Config, Environment, load
 from dart.core.capacity import devices
 from dart.errors import USER_ERROR, UserError
 from dart.job import Job, Train
-from dart.processes import fits
+from dart.processes import fits, limits
 from dart.processes.gpus import LEAST_DRIVER, gpus_here, old_driver, place
 from dart.trackers.base import KINDS, installed
 from dart.wire.channel import listen
@@ -44,6 +44,8 @@ def doctor(config_path: Path | None, overrides: Sequence[str] = ()) -> None:
         why = check()
         bad += why is not None
         click.echo(f"{'missing' if why else 'ok     '}  {name}" + (f": {why}" if why else ""))
+    for note in limits.notes(config, Train()):
+        click.echo(f"allows   {note}")
     for note in fits.notes(config, Train()) if config else ():
         click.echo(f"needs    {note}")
     of_config = (*warnings(config), *fits.warnings(config, Train())) if config else ()
@@ -79,6 +81,7 @@ def checks(config: Config | None, job: Job) -> list[tuple[str, Callable[[], str 
         if job.model and job.environments(config):
             seen = config.environment.viewport
             found.append(("size of screenshots", lambda: resizing.problem(config.agent, seen, config.model.folder)))
+        found.append(("limits of this machine", lambda: limits.problem(config, job)))
         found.append(("port", lambda: _port(config)))
         if config.run.database or config.run.blobs or config.checkpoint.upload:
             found.append(("database and object store", lambda: _stores(config)))
