@@ -22,7 +22,7 @@ from dart.config import BUILTIN_SUITE, Config, Environment, load
 from dart.core.capacity import devices
 from dart.errors import USER_ERROR, UserError
 from dart.job import Job, Train
-from dart.processes import fits
+from dart.processes import fits, limits
 from dart.processes.gpus import LEAST_DRIVER, gpus_here, old_driver, place
 from dart.processes.settings import of_launchers
 from dart.trackers.base import KINDS, installed
@@ -51,6 +51,8 @@ def doctor(config_path: Path | None, overrides: Sequence[str] = ()) -> None:
     if config is not None and not bad and (tried := _one_environment(config.environment)) is not None:
         bad += bool(tried)
         _tell("one environment", tried or None)
+    for note in limits.notes(config, Train()):
+        click.echo(f"allows   {note}")
     for note in fits.notes(config, Train()) if config else ():
         click.echo(f"needs    {note}")
     of_config = (*warnings(config), *fits.warnings(config, Train())) if config else ()
@@ -127,6 +129,7 @@ def checks(config: Config | None, job: Job) -> list[tuple[str, Callable[[], str 
         if job.model and job.environments(config):
             seen = config.environment.viewport
             found.append(("size of screenshots", lambda: resizing.problem(config.agent, seen, config.model.folder)))
+        found.append(("limits of this machine", lambda: limits.problem(config, job)))
         found.append(("port", lambda: _port(config)))
         if config.run.database or config.run.blobs or config.checkpoint.upload:
             found.append(("database and object store", lambda: _stores(config)))

@@ -28,7 +28,9 @@ from dart.coordinator.sampling.evaluation import settings_of
 from dart.coordinator.start import MOST_UNWRITTEN_EVENTS, Start, starting_point
 from dart.coordinator.summary import Summary, write_json
 from dart.core.json_text import to_json
-from dart.errors import INTERRUPTED, ProcessLost, UserError
+from dart.core.status import Stall, Status
+from dart.core.watchdog import Kind
+from dart.errors import INTERRUPTED, ProcessLost, UserError, ungrouped
 from dart.inspection.condition import go_on
 from dart.job import Job, Train
 from dart.malloc import keep_memory
@@ -43,6 +45,8 @@ from dart.store.database import Database
 from dart.store.lock import Hold
 from dart.store.records import Event, RunKind, RunState
 
+STARTS = 3.0
+"""How many times `watchdog.start_seconds` this machine's workers may take until all that the run needs are ready."""
 THREADS = 8
 """For file calls, copies and the like of the coordinator's process, beside those of its store."""
 
@@ -306,8 +310,27 @@ async def _launch(wanted: JobRun, run: Run) -> None:
     launcher = Launcher(
         children, wanted.directory.logs, bound, run.hurry, say, run.launcher_failed, has_worked=wanted.has_worked
     )
-    await launcher.run()
-    await asyncio.Event().wait()
+    with ungrouped(UserError):
+        async with asyncio.TaskGroup() as tasks:
+            if wanted.local:
+                tasks.create_task(workers_come(run.status, wanted.config.watchdog.start_seconds))
+            await launcher.run()
+            await asyncio.Event().wait()
+
+
+async def workers_come(status: Callable[[], Status], bound: float) -> None:
+    """Returns when the run has begun. Raises UserError when its workers, which are this machine's own, hang instead:
+    one that ends is the launcher's matter."""
+    stalls: tuple[Stall, ...] = ()
+    while not stalls:
+        await asyncio.sleep(STARTS * bound)
+        if (now := status()).phase != "starting":
+            return
+        stalls = tuple(one for one in now.stalls if one.kind == Kind.START)
+    raise UserError(
+        f"the run has not begun for {stalls[0].seconds:.0f} s: it waits for {stalls[0].waits_for}: {stalls[0].advice}; "
+        "then continue with --resume"
+    )
 
 
 def _recorded(wanted: JobRun) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from dart.job import Job, Train
 from dart.processes.gpus import gpus_here, place
 from dart.processes.logs import bound, last_line
 from dart.processes.settings import own_environment
+from dart.shortage import shortage
 from dart.wire.channel import TOKEN_ENVIRONMENT, read_token
 
 T = TypeVar("T")
@@ -48,6 +49,7 @@ LOOK_AT_GROUPS_SECONDS = 0.05
 SUMMARY = re.compile("={20,}")
 """The last line of what torchrun says of ranks that failed."""
 RANKS_CODE = r"^exitcode\s*: (-?\d+)"
+_HINTS = {"SIGKILL": " (too little memory?)", "SIGBUS": " (no room in /dev/shm? `docker run --shm-size=8g`)"}
 LOG = logging.getLogger(__name__)
 LOOK_AT_LOGS_SECONDS = 5.0
 
@@ -177,8 +179,13 @@ class Launcher:
             began = time.monotonic()
             try:
                 code = _own_code(self._log(child), await self._run_once(child))
-            except OSError as error:
-                raise UserError(f"{child.name} cannot be started: {error}") from error
+            except (OSError, RuntimeError) as error:
+                if not (short := shortage(error)) or restarts == MOST_RESTARTS:
+                    raise UserError(f"{child.name} cannot be started: {short or error}") from error
+                LOG.warning("%s cannot be started now: %s", child.name, short)
+                restarts += 1
+                await asyncio.sleep(pause_seconds(restarts))
+                continue
             if code == 0:
                 return
             if time.monotonic() - began > LASTING_SECONDS and code not in (USER_ERROR, NOT_READY):
@@ -200,7 +207,7 @@ class Launcher:
         log = self._log(child)
         if code < 0:
             name = signal.Signals(-code).name
-            hint = " (too little memory?)" if name == "SIGKILL" else ""
+            hint = _HINTS.get(name, "")
             return f"was killed by {name}{hint}: see {log}"
         return f"ended with code {code}: {_last_words(log)}: see {log}"
 

@@ -16,16 +16,23 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+from click.testing import CliRunner
 from run_processes.told import events
 from store_samples import image
 
 from dart import shortage
 from dart.cli import main
+from dart.commands.running import check_before, workers_come
+from dart.config import load
 from dart.coordinator.service.housekeeping import Waits
 from dart.coordinator.service.journal import Journal
 from dart.core.culprits import Scene, explain
-from dart.core.status import Status
+from dart.core.status import Stall, Status
 from dart.core.watchdog import Kind, Limits, Overdue, Pulse, Watchdog
+from dart.errors import UserError
+from dart.job import Train
+from dart.processes import launcher, limits
+from dart.processes.launcher import Child, Launcher
 from dart.screenshots.directory import ScreenshotDirectory
 from dart.store import blobs, engine, patience
 from dart.store.database import Database, sqlite_url
@@ -249,6 +256,50 @@ def test_a_process_that_ends_for_a_shortage_says_so_last(
         main(["worker", "--role", "env", "--coordinator", "127.0.0.1:1"], standalone_mode=False)
     assert ended.value.code == 1, "it may be started again"
     assert capsys.readouterr().err.startswith("error: no more threads or processes may be started")
+
+
+async def test_a_worker_that_cannot_be_started_for_a_moment_is_started_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, failing = asyncio.create_subprocess_exec, [2]
+
+    async def short(*command: Any, **options: Any) -> asyncio.subprocess.Process:
+        if failing[0]:
+            failing[0] -= 1
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return await start(*command, **options)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", short)
+    monkeypatch.setattr(launcher, "pause_seconds", lambda restarts: 0.0)
+    await Launcher([Child("env-0", [sys.executable, "-c", ""])], tmp_path).run()
+    failing[0] = 100
+    with pytest.raises(UserError, match=r"^env-0 cannot be started: no more threads or processes may be started"):
+        await Launcher([Child("env-0", [sys.executable, "-c", ""])], tmp_path).run()
+
+
+def test_environments_without_end_are_refused_by_the_memory_that_they_need() -> None:
+    demo = Path(__file__).parents[2] / "configs" / "ladder_demo.yaml"
+    assert limits.problem(load(demo), Train()) is None
+    for workers, slots in ((1, 100_000), (1_000, 100)):
+        why = limits.problem(load(demo, [f"environment.workers={workers}", f"environment.slots={slots}"]), Train())
+        assert why is not None and "100000 environments of at least 10 MB each need more than the" in why
+        with pytest.raises(UserError, match=rf"environment\.slots {slots} on {workers} workers"):
+            check_before(load(demo, [f"environment.workers={workers}", f"environment.slots={slots}"]), Train())
+
+
+def test_doctor_says_what_the_machine_allows() -> None:
+    told = CliRunner().invoke(main, ["doctor"]).output
+    for what in ("open files: ", "processes and threads: ", "memory: "):
+        assert f"allows   {what}" in told
+
+
+async def test_a_run_whose_own_workers_never_come_ends_and_says_for_whom_it_waited() -> None:
+    stall = Stall("start", "the start of the run", "1 of 1 env workers (env-0 dialled in but is still preparing)", 30.0,
+                  "env", advice="look at its log")  # fmt: skip
+    answers = [Status("run", "starting"), Status("run", "starting", stalls=(stall,))]
+    with pytest.raises(UserError, match=r"has not begun for 30 s: it waits for 1 of 1 env workers.*look at its log"):
+        await workers_come(lambda: answers.pop(0), 0.001)
+    await workers_come(lambda: Status("run", "training"), 0.001)
 
 
 def test_spare_descriptors_are_there_where_no_others_are(tmp_path: Path) -> None:

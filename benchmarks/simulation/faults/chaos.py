@@ -9,13 +9,19 @@ also those of `benchmarks.simulation.faults.harm`: the throughput of what is hea
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import json
 import random
 import shutil
+import sqlite3
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from sqlalchemy.exc import OperationalError
 
 from benchmarks.endurance.witness import Witness
 from benchmarks.simulation import virtual_time
@@ -42,6 +48,7 @@ from dart.core.types import Trajectory
 from dart.errors import UserError, ungrouped
 from dart.job import Train
 from dart.rundir import RunDirectory
+from dart.store import engine
 from dart.store.database import Database, sqlite_url
 
 LOOK_SECONDS = 60.0
@@ -52,6 +59,7 @@ WATCHDOG_FACTOR = 2.0
 RESUMED_SECONDS = 3600.0
 """The last process must make its update within this time."""
 
+TRIES = 3
 RESTART_SECONDS = 5.0
 """The time between a coordinator's death and the start of the next one."""
 
@@ -124,6 +132,7 @@ class _Life:
         self._events: list[tuple[float, str, str]] = []
         self._progress_at = began
         self._slow_until = began
+        self._short: Fault | None = None
         self.killed_at = until
         self.dead = False
 
@@ -142,6 +151,8 @@ class _Life:
                 await database.start_run(directory.name, "chaos", {}, started=self._began)
             self.run = Run(settings, directory, database, Train(), start)
             self._listen()
+            self._may_be_full()
+            database.wait_at_most(settings.run.database_wait_seconds)
             self.links = Links(self.run.fleet, random.Random(f"links/{self.outcome.seed}/{self.outcome.resumes}"))
             self._workers(settings, timings, start.version)
             await self._with_faults(planned)
@@ -272,6 +283,10 @@ class _Life:
             case Fault.SLOW_DISK:
                 self._slow_until = max(self._slow_until, loop.time() + planned.seconds)
                 await asyncio.sleep(planned.seconds)
+            case Fault.NO_FILES | Fault.DISK_FULL:
+                self._short = planned.fault
+                await asyncio.sleep(planned.seconds)
+                self._short = None
             case Fault.CLOCK:
                 loop.stand_still(planned.seconds)
             case Fault.WALL_CLOCK:
@@ -288,9 +303,37 @@ class _Life:
         async def slow(work: object) -> object:
             if asyncio.get_running_loop().time() < self._slow_until:
                 await asyncio.sleep(chance.uniform(0.1, 3.0))
-            return await write(work)  # type: ignore[arg-type]
+            return await write(self._tried(work))
 
         database.write = slow  # type: ignore[method-assign,assignment]
+
+    def _tried(self, work: Any) -> Any:
+        """A transaction that fails a few times first while the machine is short of something: no virtual time passes in
+        a thread."""
+        left = TRIES if self._short else 0
+        full = self._short is Fault.DISK_FULL
+
+        def tried(connection: object) -> object:
+            nonlocal left
+            if left:
+                left -= 1
+                error = sqlite3.OperationalError("database or disk is full" if full else "unable to open database file")
+                error.sqlite_errorcode = sqlite3.SQLITE_FULL if full else sqlite3.SQLITE_CANTOPEN
+                raise OperationalError("", None, error)
+            return work(connection)
+
+        return tried
+
+    def _may_be_full(self) -> None:
+        """While the disk is full, metrics.jsonl takes no line."""
+        write = self.run.journal.flush_lines
+
+        def flush_lines() -> None:
+            if self._short is Fault.DISK_FULL:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            write()
+
+        self.run.journal.flush_lines = flush_lines  # type: ignore[method-assign]
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -332,7 +375,8 @@ def chaos(
         calm = now >= until
         life = _Life(outcome, cluster, at, began, until, harms, witness.updates() + 1 if calm else None)
         left, start = [one for one in planned if began + one.at > now], now
-        killed, now = virtual_time.run(_one_life(life, left, timings, now > began), now)
+        with patch.object(engine, "_AWAY_SECONDS", 0.0):  # which a thread sleeps in real time
+            killed, now = virtual_time.run(_one_life(life, left, timings, now > began), now)
         if not calm:
             harms.process_ended(start, now)
         if (copied := at.with_name(at.name + "+")).exists():

@@ -22,6 +22,8 @@ class Fault(StrEnum):
     GARBAGE = "a reply says what no rule allows"
     TWIN = "another worker with a live one's name and rank"
     SLOW_DISK = "the database is slow"
+    NO_FILES = "the coordinator has no file descriptor left for a while"
+    DISK_FULL = "the coordinator's disk is full for a while"
     CLOCK = "the coordinator stands still"
     WALL_CLOCK = "the wall clock is set"
     COORDINATOR_KILLED = "the coordinator is killed"
@@ -40,6 +42,8 @@ LASTING: dict[Fault, tuple[float, float]] = {
     Fault.DUPLICATES: (30.0, 300.0),
     Fault.LATE: (30.0, 300.0),
     Fault.SLOW_DISK: (30.0, 200.0),
+    Fault.NO_FILES: (30.0, 200.0),
+    Fault.DISK_FULL: (30.0, 200.0),
     Fault.CLOCK: (3.0, 120.0),
 }
 """The shortest and longest duration in seconds; the other faults are instantaneous."""

@@ -137,6 +137,7 @@ async def work(directory: RunDirectory, updates: int) -> dict[str, Any]:
     with directory.lock() as hold:
         async with await directory.open_to_work(create=True) as database:
             _note_stored(database, ledger)
+            database.wait_at_most(HANG_SECONDS)  # as the command does
             if await database.runs():
                 start = await starting_point(database, directory)
                 await database.resume_run()
