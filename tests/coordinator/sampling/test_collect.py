@@ -389,7 +389,7 @@ def test_a_checkpoint_saved_again_has_the_same_vocabulary(tmp_path: Path) -> Non
         ),
         ("collect --from policy --most-attempts 2", "--most-attempts 2 is less than --per-task 8"),
         ("collect --from oracle --set environment.tasks.names=[click-pie]", "the oracle does not know click-pie; it"),
-        ("collect --from policy --checkpoint none", "model.path none: the folder does not exist"),
+        ("collect --from policy --checkpoint none", "--checkpoint none: the folder does not exist"),
         ("train --set curation.pool.sources=[none]", "curation.pool.sources: none is not a run directory"),
     ],
 )
