@@ -125,7 +125,8 @@ class Watch:
         for stall in self.stalls:
             # Of weights the name has the culprit: whether the trainer is sending at the moment is no news.
             if stall.name not in known or (stall.kind != Kind.WEIGHTS and known[stall.name] != stall.culprit):
-                log.warning("%.0f s without progress: %s", stall.seconds, stall.told)
+                since = "" if stall.kind == LEARNING else f"{stall.seconds:.0f} s without progress: "
+                log.warning("%s%s", since, stall.told)
                 self._journal.event("stalled", **asdict(stall))
         for stall in before:
             if stall.name not in now:
