@@ -69,7 +69,7 @@ def test_an_arm_gets_the_oracles_pool_unless_it_names_sources_itself() -> None:
         ({"seeds": [0, 1, 1]}, "has a seed twice"),
         ({"seeds": [0]}, "seeds"),
         ({"primary": [{"levels": ["extreme"], "decoding": "greedy"}]}, "extreme is no level"),
-        ({"primary": [{"levels": ["hard"], "decoding": "beam"}]}, "'sampled' or 'greedy'"),
+        ({"primary": [{"levels": ["hard"], "decoding": "beam"}]}, "sampled or greedy"),
         (
             {"levels": {"easy": "ladder-easy-*", "medium": "ladder-medium-*", "hard": "click-*"}},
             "click-\\* matches no task",

@@ -138,7 +138,7 @@ def _unparsable(attempts: AttemptNumbers, before_any_group: bool) -> Finding | N
         Cause.UNPARSABLE,
         f"{unread} of the last {total} trajectories ended with a text that is no action ({unread / total:.1%})",
         "the prompt or the grammar does not fit the model: compare what it writes with docs/grammars.md, and set "
-        "agent.grammar, agent.coordinates and agent.prompt to what the model was trained with (`dart prompts`); or "
+        "agent.grammar, agent.coordinates and agent.prompt to what the model was trained with; or "
         "teach it the form with demonstrations first (algorithm: sft)",
         attempts.unread,
     )  # fmt: skip
