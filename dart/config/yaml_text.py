@@ -33,7 +33,8 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         """PyYAML calls this for each value, and for each alias, which has the node that it repeats."""
-        event, before, alias = self.peek_event(), self._values, self.check_event(yaml.AliasEvent)
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        before, alias = self._values, self.check_event(yaml.AliasEvent)
         node = super().compose_node(parent, index)
         if not alias:
             self._values += 1
