@@ -9,7 +9,7 @@ import signal
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -216,26 +216,6 @@ async def test_a_picture_that_cannot_be_decoded_fails_its_request_alone(role: Ro
         else:
             assert how == "pixels", "vLLM may take a picture for what it could read of it; the trainer refuses that"
     assert await role.handle(command(drawn(902)))
-
-
-async def test_a_broken_picture_is_named_whatever_its_error_was_wrapped_in(
-    role: RolloutRole, engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def fails(*arguments: object, **settings: object) -> NoReturn:
-        raise RuntimeError("a model's own code could not prepare the prompt")
-
-    monkeypatch.setattr(engine._llm, "add_request", fails)
-    whole = Image.of(drawn(903).data, "image/png", *SIZE)
-    for image, code in ((_broken("pixels"), pb.FAILURE_CODE_INVALID), (whole, pb.FAILURE_CODE_ENGINE)):
-        command = pb.Generate(
-            assignment=pb.Assignment(assignment_id=request_id(), attempt=1),
-            prompt=[part_to_proto(part) for part in first_turn(image)],
-            sampling=pb.SamplingParams(temperature=1.0, max_tokens=4),
-        )
-        with pytest.raises(CommandError) as refused:
-            await role.handle(command)
-        assert refused.value.code == code
-        assert (image.sha256.hex()[:12] in str(refused.value)) == (code == pb.FAILURE_CODE_INVALID)
 
 
 async def test_screenshots_that_come_ahead_need_not_come_with_the_prompt(role: RolloutRole) -> None:
