@@ -19,6 +19,7 @@ from pathlib import Path
 MOST_OPEN_FILES = 1 << 20
 """Programs that close every descriptor they may have take minutes where a container allows a thousand million."""
 SPARE = 16
+FEW_OPEN_FILES = 1024
 _PROBE_BYTES = 64 << 10
 
 
@@ -34,7 +35,7 @@ def shortage(error: BaseException | None) -> str:
 def _told(error: BaseException) -> str:
     if isinstance(error, MemoryError):
         return _MEMORY
-    if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
+    if isinstance(error, RuntimeError) and _NO_THREAD in str(error):
         return _THREADS
     if not isinstance(error, OSError):
         return ""
@@ -55,6 +56,28 @@ def _told(error: BaseException) -> str:
     return ""
 
 
+def of_program(error: BaseException, said: str = "") -> str:
+    """The same of a program that did not start, also by what it printed itself; "" if neither names a shortage."""
+    if short := shortage(error):
+        return short
+    for number in _PRINTED:
+        if os.strerror(number).lower() in said.lower():
+            return shortage(OSError(number, ""))
+    return _THREADS if _NO_THREAD in said else ""
+
+
+def tight() -> str:
+    """The limits of this process that large programs seldom start under, and the remedy; "" if there are none."""
+    limits = []
+    if (files := open_files()) < FEW_OPEN_FILES:
+        limits.append(f"this process may have only {files} files open: raise `ulimit -n`")
+    if (space := resource.getrlimit(resource.RLIMIT_AS)[0]) != resource.RLIM_INFINITY:
+        limits.append(f"this process may have only {space / (1 << 30):.3g} GiB of address space: lift `ulimit -v`")
+    return "; ".join(limits)
+
+
+_PRINTED = (errno.ENFILE, errno.EMFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT)
+_NO_THREAD = "can't start new thread"
 _MEMORY = "too little memory: end other programs, or give this machine or container more"
 _THREADS = (
     "no more threads or processes may be started: raise `ulimit -u`, or the pids limit of this container, or end other "

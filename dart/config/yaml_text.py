@@ -1,7 +1,9 @@
-"""YAML as configs are written in it: no name twice in one mapping, and one kind of error for whatever is wrong.
+"""YAML as configs are written in it: no name twice in one mapping, few repeats, and one kind of error for whatever is
+wrong.
 
 YAML itself forbids a name twice, but PyYAML keeps the last and says nothing: of two sections `rollout`, the first would
-have no effect.
+have no effect. It shares what an alias (`*name`) repeats, so that ten lines may mean more values than anybody who goes
+through all of them ever comes to the end of.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ import yaml
 
 MERGE = "tag:yaml.org,2002:merge"
 SHOWN = 60
+MOST_REPEATED = 100_000
+"""The most values, names and those within others among them, that the aliases of one text may repeat."""
 
 
 class NotYaml(ValueError):
@@ -23,6 +27,31 @@ class _Loader(yaml.SafeLoader):
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self._checked: set[int] = set()
+        self._values = self._repeated = 0
+        self._within: dict[str, int] = {}
+        """How many values each anchor names: its own, and all within it."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """PyYAML calls this for each value, and for each alias, which has the node that it repeats."""
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        before, alias = self._values, self.check_event(yaml.AliasEvent)
+        node = super().compose_node(parent, index)
+        if not alias:
+            self._values += 1
+            if event.anchor is not None:
+                self._within[event.anchor] = self._values - before
+            return node
+        repeats, said = self._within.get(event.anchor), ""
+        if repeats is None:
+            said = f"*{event.anchor[:SHOWN]} is a part of what it repeats: write out what you mean"
+        else:
+            self._values += repeats
+            self._repeated += repeats
+            if self._repeated > MOST_REPEATED:
+                said = f"aliases (*{event.anchor[:SHOWN]}) repeat more than {MOST_REPEATED:,} values: use fewer"
+        if said:
+            raise yaml.composer.ComposerError(None, None, said, event.start_mark)
+        return node
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         """PyYAML calls this for each mapping, for some more than once, and adds what `<<` names to it."""

@@ -323,6 +323,7 @@ def test_a_long_failure_is_cut_and_told_without_control_characters() -> None:
         ("transfer_host", "x" * 300),
         ("versions", {"": "1"}),
         ("versions", {str(number): "1" for number in range(100)}),
+        ("longest_seconds", {"act": 1e8}),
     ],
 )
 def test_a_ready_that_would_fill_the_memory_is_refused(field: str, value: object) -> None:
@@ -341,6 +342,7 @@ def test_an_honest_ready_is_taken() -> None:
         transfer_host="gpu-1.example.org",
         versions={"vllm": "0.32.0 (cpu)"},
         shares_blobs=True,
+        longest_seconds={"act": 86_400.0},
     )
     assert rules.ready(ready, pb.ROLE_ROLLOUT, LIMITS) is None
     assert rules.ready(pb.Ready(slots=1), pb.ROLE_TRAIN, Limits()) is None

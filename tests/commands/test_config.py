@@ -148,6 +148,25 @@ def test_a_section_is_not_given_twice(tmp_path: Path) -> None:
     assert f"line {len(text.splitlines()) + 2}" in str(error.value)
 
 
+@pytest.mark.parametrize("repeats", ["[*{0}, *{0}, *{0}, *{0}]", "{{one: *{0}, two: *{0}}}", "{{<<: [*{0}, *{0}]}}"])
+def test_aliases_that_repeat_more_than_anybody_could_read_are_refused(tmp_path: Path, repeats: str) -> None:
+    lines = ["a0: &a0 {one: 1}"]
+    lines += [f"a{number}: &a{number} {repeats.format(f'a{number - 1}')}" for number in range(1, 30)]
+    bomb = tmp_path / "bomb.yaml"
+    bomb.write_text("\n".join(lines))
+    with pytest.raises(ConfigError, match=r"line \d+, column \d+: aliases \(\*a\d+\) repeat more than 100,000"):
+        load(bomb)
+    with pytest.raises(ConfigError, match="repeat more than 100,000 values"):
+        load(MINIWOB, [f"environment.tasks={{file: {bomb}}}"])
+
+
+def test_an_alias_within_what_it_repeats_is_refused(tmp_path: Path) -> None:
+    endless = tmp_path / "endless.yaml"
+    endless.write_text("run: &all {name: [*all]}")
+    with pytest.raises(ConfigError, match=r"\*all is a part of what it repeats: write out what you mean"):
+        load(endless)
+
+
 def test_what_a_merge_adds_may_be_given_again(tmp_path: Path) -> None:
     path, inner = tmp_path / "merged.yaml", "&both {<<: &base {one: 1, two: 2}, two: 3}"
     path.write_text(f"x: {{<<: {inner}, four: 4}}\ny: {{<<: *both, one: 5}}\nz: *base\n")

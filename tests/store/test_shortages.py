@@ -78,6 +78,35 @@ def test_an_error_names_what_there_is_too_little_of(error: Exception, named: str
     assert told.startswith(named) if named else told == ""
 
 
+@pytest.mark.parametrize(
+    ("said", "named"),
+    [
+        (
+            "[FATAL] pipe: Too many open files (24)",
+            "too many open files: the limit of this process is",
+        ),
+        ("fork: Resource temporarily unavailable", "no more threads or processes"),
+        ("RuntimeError: can't start new thread", "no more threads or processes"),
+        ("mmap failed: Cannot allocate memory", "too little memory"),
+        ("Too many open files in system", "too many open files on this machine"),
+        ("I am no browser", None),
+    ],
+)
+def test_what_a_program_prints_names_what_there_is_too_little_of(said: str, named: str | None) -> None:
+    told = shortage.of_program(RuntimeError("it died"), said)
+    assert told.startswith(named) if named else told == ""
+    assert shortage.of_program(MemoryError(), said).startswith("too little memory")
+
+
+@pytest.mark.parametrize(
+    ("limit", "named"),
+    [("-n 64", "only 64 files open: raise `ulimit -n`"), ("-v 4194304", "only 4 GiB of address space")],
+)
+def test_a_limit_that_large_programs_do_not_start_under_is_named(limit: str, named: str) -> None:
+    program = f"ulimit {limit} && exec {sys.executable} -c 'from dart.shortage import tight; print(tight())'"
+    assert named in subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=True).stdout
+
+
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.ENOMEM])
 async def test_a_screenshot_waits_for_what_the_machine_is_short_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dart.errors import UserError
+from dart.errors import USER_ERROR, UserError
+from dart.shortage import of_program, tight
 from dart.worlds.contract import EnvironmentFailure
 from dart.worlds.locks import abandoned, owned_folder
 
@@ -161,9 +162,11 @@ class Connection(asyncio.Protocol):
             except (OSError, EnvironmentFailure, TimeoutError) as error:
                 log = self._profile.folder / "stderr"
                 said = await asyncio.to_thread(lambda: log.read_text(errors="replace")[-500:] if log.exists() else "")
+                short = of_program(error, said)
                 raise UserError(
                     f"Chromium {executable} did not start ({error or 'no answer'}): "
-                    f"{said.strip() or 'it printed nothing'}; try it by hand, or `{REMEDY}`"
+                    f"{said.strip() or 'it printed nothing'}; {short or tight() or f'try it by hand, or `{REMEDY}`'}",
+                    exit_code=1 if short else USER_ERROR,  # what is short now need not be when it is started again
                 ) from error
             undo.pop_all()
         return self

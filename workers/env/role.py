@@ -28,7 +28,13 @@ from dart.v1 import session_pb2 as pb
 from dart.wire.capabilities import ORACLE, SHARED_BLOBS, SLOTS
 from dart.wire.convert import action_from_proto, action_to_proto, observation_to_proto, task_from_proto
 from dart.wire.role import Command, CommandError, Offering, Reply, WorkerRole
-from dart.wire.rules.table import ERROR_CHARACTERS, INSTRUCTION_CHARACTERS, MOST_GOAL_IMAGES, TREE_CHARACTERS
+from dart.wire.rules.table import (
+    ERROR_CHARACTERS,
+    INSTRUCTION_CHARACTERS,
+    LONGEST_COMMAND_SECONDS,
+    MOST_GOAL_IMAGES,
+    TREE_CHARACTERS,
+)
 from dart.workers.env.answers import judged, observed, suggested
 from dart.workers.env.places import Lease, Places
 from dart.worlds import Env, EnvironmentFailure, Timeouts, Verdict, World
@@ -92,6 +98,7 @@ class EnvRole(WorkerRole, Offering):
         self._shared = SharedScreenshots.seen(section.shared_blobs, writes=True)
         delay = config.delay
         longest = self._timeouts.longest(self.patience + delay.reset_seconds[1], delay.step_seconds[1])
+        longest = {kind: min(seconds, LONGEST_COMMAND_SECONDS) for kind, seconds in longest.items()}
         return pb.Ready(
             slots=config.slots, versions=world.versions, shares_blobs=self._shared is not None, longest_seconds=longest
         )

@@ -28,7 +28,7 @@ from dart.core.fleet.room import Room
 from dart.core.types import Generation, Image, PromptPart, VersionSpan
 from dart.malloc import release_free_memory
 from dart.screenshots.holder import Holder
-from dart.screenshots.picture import DECODE_ERRORS, decoded
+from dart.screenshots.picture import decoded
 from dart.screenshots.shared import SharedScreenshots
 from dart.v1 import weights_pb2 as wpb
 from dart.wire.tokens import vision_token_ids
@@ -328,13 +328,10 @@ class Engine:
         except (GenerationError, EngineGenerateError, GracefulHTTPError) as error:
             self._prompts.forget()
             raise RequestFailedError(f"vLLM failed the request: {error}") from None
-        except DECODE_ERRORS:
+        except Exception:  # of a model's own code, which prepares the prompt, and may wrap what a decoder raised
             self._prompts.forget()
             for image in images:
                 decoded(image)  # names the one that cannot be
-            raise
-        except Exception:  # of a model's own code, which prepares the prompt
-            self._prompts.forget()
             raise
 
     async def _enter(self, request_id: str, prompt: EnginePrompt, sampling: SamplingParams) -> RequestOutputCollector:

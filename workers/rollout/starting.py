@@ -18,7 +18,8 @@ from dart.config import RolloutWorkerConfig, ServedAdapter
 from dart.config.base import remedy
 from dart.core.capacity import devices
 from dart.core.capacity.memory import ENCODED_PROMPTS
-from dart.errors import UserError
+from dart.errors import USER_ERROR, UserError
+from dart.shortage import of_program, tight
 from dart.workers.rollout import environment, forkserver
 from dart.workers.weights.owner import own_engines
 from dart.workers.weights.transfer import ADAPTER_FILE
@@ -36,6 +37,12 @@ _QUANTISED: dict[str, dict[str, object]] = {
     "fp8": {"quantization": "fp8_per_channel", "quantization_config": {"ignore": ["re:.*visual.*"]}},
 }
 """The engine's arguments by `rollout.quantization`."""
+_OFTEN = (
+    "the engine process says why above; often rollout.max_model_len or kv_cache_bytes does not fit the memory, another "
+    "process has some of the GPU's (rollout.engine_args.gpu_memory_utilization), or /dev/shm is too small for an "
+    "engine on more than one GPU"
+)
+"""Why vLLM did not start, where neither its error nor a limit of this process says so."""
 _KILL_SECONDS = 0.5
 """How often an engine that is not wanted any more is killed while it starts: its process may not be there yet."""
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -194,12 +201,11 @@ def start_vllm(config: RolloutWorkerConfig) -> AsyncLLM:
             return AsyncLLM.from_vllm_config(
                 vllm_config, usage_context=UsageContext.OPENAI_API_SERVER, disable_log_stats=arguments.disable_log_stats
             )
-    except RuntimeError as error:
+    except (OSError, MemoryError, RuntimeError) as error:
+        short = of_program(error, str(error))
         raise UserError(
-            f"vLLM could not start with model {config.model.folder}: {_line(error)}: "
-            "the engine process says why above; often rollout.max_model_len or kv_cache_bytes does not fit the memory, "
-            "another process has some of the GPU's (rollout.engine_args.gpu_memory_utilization), or /dev/shm is too "
-            "small for an engine on more than one GPU"
+            f"vLLM could not start with model {config.model.folder}: {_line(error)}: {short or tight() or _OFTEN}",
+            exit_code=1 if short else USER_ERROR,  # what is short now need not be when it is started again
         ) from None
 
 

@@ -43,6 +43,8 @@ MOST_TENSORS = 45_000
 MOST_SIDE = 32_768
 """The most pixels of a screenshot's width or height; `dart.screenshots.header.MAX_PIXELS` bounds their product."""
 MOST_SECONDS = 1e8
+LONGEST_COMMAND_SECONDS = 86_400.0
+"""The longest that a worker may ask for a command: until then, one that hangs is not noticed."""
 LOGPROB_TOLERANCE = 1e-3
 """A log-probability may exceed 0 by this much, by rounding."""
 NOTE_CHARACTERS = 2_000
@@ -95,7 +97,7 @@ RULES: Mapping[str, Mapping[str, Rule]] = {
         "transfer_host": Name(253, 0),
         "versions": Table(64, Text(64, 1), Text(128)),
         "shares_blobs": Yes(),
-        "longest_seconds": Table(16, Text(32, 1), SECONDS),
+        "longest_seconds": Table(16, Text(32, 1), Real(0.0, LONGEST_COMMAND_SECONDS)),
     },
     # The env pool counts them against Ready.slots and the resets that it has sent.
     "Slots": {

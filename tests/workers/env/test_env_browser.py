@@ -54,6 +54,17 @@ async def test_a_program_that_is_no_browser_is_reported(tmp_path: Path) -> None:
             pass
 
 
+async def test_a_browser_that_the_machine_has_no_room_for_is_not_said_to_be_missing(tmp_path: Path) -> None:
+    short = tmp_path / "chromium"
+    short.write_text("#!/bin/sh\necho 'pipe: Too many open files (24)' >&2\nexit 3\n")
+    short.chmod(0o755)
+    with pytest.raises(UserError, match="too many open files: the limit of this process is") as refused:
+        async with Browser.launch(str(short)):
+            pass
+    assert "apt-get" not in str(refused.value)
+    assert refused.value.exit_code == 1, "the worker is started again"
+
+
 async def test_pages_draw_and_take_input(browser: Browser) -> None:
     page = await browser.new_page(VIEWPORT, 10.0)
     await show(page, "<div style='position:fixed;inset:0;background:lime' onmousemove='window.moved=event.x'>")

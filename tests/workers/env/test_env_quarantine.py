@@ -215,6 +215,8 @@ def test_the_config_overrides_what_the_world_declares_and_the_coordinator_is_tol
 
     told = hosted(work, timeouts={"act": 3.0, "judge": 1200.0}).longest_seconds
     assert dict(told) == {"reset": 40.0, "act": 1208.0, "suggest": 3.0, "boot": 35.0, "renew": 20.0}
+    told = hosted(nothing, timeouts={"act": 3.0, "judge": 1e7}).longest_seconds
+    assert told["act"] == 86_400.0, "the coordinator takes no more than a day"
 
 
 def test_a_world_that_declares_nothing_leaves_the_run_its_own_bounds(monkeypatch: pytest.MonkeyPatch) -> None:

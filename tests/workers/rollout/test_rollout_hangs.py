@@ -321,6 +321,21 @@ async def test_whatever_one_request_raises_fails_that_request_alone(error: Excep
     assert isinstance(await role.handle(command()), pb.Generated)
 
 
+@pytest.mark.parametrize("error", [KeyError("pixel_values"), RuntimeError("the prompt was not prepared")])
+async def test_a_broken_picture_is_the_requests_fault_whatever_wraps_its_error(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    image = drawn(1)
+    broken = Image.of(image.data.replace(b"IDAT", b"IDAT" + bytes(8), 1), image.media_type, image.width, image.height)
+    role = RolloutRole()
+    role._engine = engine = started(Raising(error))
+    monkeypatch.setattr(engine._encoder, "encode", lambda parts: ([1], [broken]))
+    monkeypatch.setattr(engine._prompts, "_undecoded", lambda image: image)
+    with pytest.raises(CommandError, match=f"screenshot {broken.sha256.hex()[:12]} .*cannot be decoded") as failed:
+        await role.handle(command())
+    assert failed.value.code == pb.FAILURE_CODE_INVALID
+
+
 async def test_a_setting_that_vllm_refuses_is_the_requests_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuses(**settings: object) -> object:
         raise sys.modules["vllm.exceptions"].VLLMClientError("temperature must be in [0, 2]")

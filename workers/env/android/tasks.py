@@ -8,10 +8,10 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Self
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from dart.config.base import remedy
+from dart.config.yaml_text import NotYaml, read_yaml_file
 from dart.core.action import Action, Finish
 from dart.errors import UserError
 from dart.workers.env.android.adb import DeviceError
@@ -96,12 +96,12 @@ class Folder:
         if path is None:
             raise no_task(self.folder, name, self._paths)
         try:
-            return TaskFile.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+            return TaskFile.model_validate(read_yaml_file(path))
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"]) or "the file"
             raise UserError(f"{path}: {where}: {remedy(first)} (docs/android.md has the fields)") from None
-        except (OSError, ValueError, yaml.YAMLError) as error:
+        except (OSError, NotYaml) as error:
             raise UserError(f"{path} cannot be read: {error}") from None
 
 
