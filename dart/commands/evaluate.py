@@ -32,6 +32,7 @@ from dart.core.evaluation.outcomes import compare
 from dart.errors import INTERRUPTED, UserError
 from dart.job import Address, Evaluate
 from dart.rundir import HERE, RunDirectory
+from dart.store.regular import read_regular
 
 FILE = RunDirectory(Path()).evaluation.name
 """What a finished evaluation leaves in its run directory."""
@@ -39,6 +40,8 @@ EPISODES = 200
 """Instances when neither the config nor the command line says how many."""
 SHOWN = 10
 """Instances that were not evaluated and are printed; all are in evaluation.json."""
+MOST_AGAINST = 256 << 20
+"""Bytes of the evaluation that is compared with."""
 NO_EPISODE: Rate = {"mean": 0.0, "low": 0.0, "high": 1.0, "episodes": 0}
 
 
@@ -213,9 +216,9 @@ def _opponent(config: Config, against: str) -> Config | Document:
 
 def _finished(config: Config, path: Path) -> Document:
     """The finished evaluation. Raises UserError unless it has the same instances and samples as this one will have."""
-    file = path / FILE if path.is_dir() else path
+    file = path / FILE if path.is_dir() else path.resolve()
     try:
-        document: Document = json.loads(file.read_text(encoding="utf-8"))
+        document: Document = json.loads(read_regular(file.parent, file.name, MOST_AGAINST))
         there = successes(document)
         if missing := Side.__required_keys__ - document.keys():
             raise KeyError(*sorted(missing))

@@ -22,19 +22,22 @@ from starlette.routing import Route
 from dart.core.status import Status
 from dart.dashboard.access import Access
 from dart.dashboard.exports import FORMS, export
-from dart.dashboard.library import Library
+from dart.dashboard.library import MOST_OPEN, Library
 from dart.dashboard.live import Streams
 from dart.dashboard.metrics import exposition
 from dart.errors import UserError
 from dart.inspection import records as r
-from dart.inspection.condition import dial_of
+from dart.inspection.condition import ask, dial_of
 from dart.inspection.inspector import Inspector, compare
 from dart.inspection.opening import NotFound, shown, told
 from dart.store.records import RunState
 from dart.wire.levers import LEVERS, pull
+from dart.wire.status import status_from_proto
 
 STATIC = Path(__file__).parent / "static"
 SMALLEST_ZIPPED = 2048
+SCRAPE_SECONDS = 1.5
+"""For the answers of all coordinators to a scrape, which Prometheus gives up after 10 s unless told otherwise."""
 FOR_EVER = "public, max-age=31536000, immutable"
 MOST_WHOLE = 2**63 - 1
 """The largest number that a database takes."""
@@ -133,21 +136,26 @@ class _Handlers:
         return await _answer(await self._library.rows())
 
     async def _metrics(self, _: Request) -> Response:
-        running = [row.id for row in await self._library.rows() if row.state == RunState.RUNNING]
-        # One after the other, so that the library has not all of them open at once.
-        asked = [await self._status(run) for run in running]
+        rows = await self._library.rows()
+        running = [row.id for row in rows if row.state == RunState.RUNNING]
+        turn = asyncio.Semaphore(MOST_OPEN)
+        asked = await asyncio.gather(*(self._status(run, turn) for run in running))
+        silent = [run for run, status in zip(running, asked, strict=True) if status is None]
+        unreadable = [row.id for row in rows if row.problem] + silent
         live = [status for status in asked if status is not None]
-        return Response(exposition(live), media_type=CONTENT_TYPE_LATEST)
+        return Response(exposition(live, unreadable), media_type=CONTENT_TYPE_LATEST)
 
-    async def _status(self, run: str) -> Status | None:
-        """None for a run that does not answer."""
+    async def _status(self, run: str, turn: asyncio.Semaphore) -> Status | None:
+        """None for a run that does not answer. All are asked at once, and no run is kept open meanwhile."""
         try:
-            async with self._library.run(run) as inspector:
-                found = await inspector.status()
+            with told(f"the status of run {run}"):
+                async with turn, self._library.run(run) as inspector:
+                    dial = await dial_of(inspector.files)
+                answer = await ask(dial, SCRAPE_SECONDS)
+                # The id of its page: two runs that are watched may have one name.
+                return None if answer is None else replace(status_from_proto(answer), run_id=run)
         except UserError:
             return None
-        # The id of its page: two runs that are watched may have one name.
-        return replace(found.status, run_id=run) if found.live else None
 
     async def _compare(self, request: Request) -> Response:
         asked = [_required(request, name) for name in ("first", "first_evaluation", "second", "second_evaluation")]

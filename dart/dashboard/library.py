@@ -13,7 +13,7 @@ from dart.errors import UserError
 from dart.inspection.inspector import Inspector
 from dart.inspection.opening import NotFound, shown
 from dart.inspection.records import RunRow
-from dart.inspection.runs import Kept, by_id, list_runs, run_directories
+from dart.inspection.runs import Kept, by_id, rows_of, run_directories
 from dart.rundir import RunDirectory
 
 MOST_OPEN = 8
@@ -32,6 +32,7 @@ class Library:
         self._opening = defaultdict[str, asyncio.Lock](asyncio.Lock)
         """By run: one that is copied and migrated, or whose server does not answer, holds up no other."""
         self._rows: list[RunRow] = []
+        self._directories: dict[str, RunDirectory] = {}
         self._kept: Kept = {}
         self._listed = float("-inf")
         self._listing = asyncio.Lock()
@@ -40,7 +41,8 @@ class Library:
         """Every run, newest first. At most two seconds old; all who ask meanwhile wait for the same listing."""
         async with self._listing:
             if time.monotonic() - self._listed > LISTED_SECONDS:
-                self._rows = await list_runs(self._paths, self._kept)
+                directories = run_directories(self._paths)
+                self._rows, self._directories = await rows_of(directories, self._kept), by_id(directories)
                 await self._close_renamed()
                 self._listed = time.monotonic()
         return self._rows
@@ -91,7 +93,8 @@ class Library:
             await found.close()
 
     def _directory(self, run_id: str) -> RunDirectory:
-        found = by_id(run_directories(self._paths)).get(run_id)
+        found = self._directories.get(run_id) if time.monotonic() - self._listed < LISTED_SECONDS else None
+        found = found or by_id(run_directories(self._paths)).get(run_id)
         if found is None:
             raise NotFound(f"run {run_id!r} is not below {', '.join(map(str, self._paths))}: `dart runs` lists what is")
         return found

@@ -61,8 +61,8 @@ def _by_role(name: str) -> _Of:
 
 
 class _Live(Collector):
-    def __init__(self, statuses: Sequence[Status]) -> None:
-        self._statuses = statuses
+    def __init__(self, statuses: Sequence[Status], unreadable: Sequence[str]) -> None:
+        self._statuses, self._unreadable = statuses, unreadable
 
     def collect(self) -> Iterator[Metric]:
         yield self._gauge("info", "A live run; always 1.", ("phase",), lambda it: [((it.phase,), 1.0)])
@@ -85,6 +85,11 @@ class _Live(Collector):
                 f"{part}_slot_seconds", f"Slot-seconds of {part} since training began or was last resumed, by state.",
                 ("state",), _spent(name),
             )  # fmt: skip
+        told = "1 for a run that cannot be read, or that runs and whose coordinator gives no status."
+        unreadable = GaugeMetricFamily("dart_unreadable", told, labels=("run",))
+        for run in self._unreadable:
+            unreadable.add_metric((run,), 1.0)
+        yield unreadable
         yield from self._gauges()
         yield from self._workers()
 
@@ -159,8 +164,8 @@ class _Live(Collector):
         return family
 
 
-def exposition(statuses: Sequence[Status]) -> bytes:
-    """The metrics in Prometheus' text format."""
+def exposition(statuses: Sequence[Status], unreadable: Sequence[str] = ()) -> bytes:
+    """The metrics in Prometheus' text format. `unreadable`: ids of runs that have no status, though they should."""
     registry = CollectorRegistry()
-    registry.register(_Live(statuses))
+    registry.register(_Live(statuses, unreadable))
     return generate_latest(registry)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import os
 import shutil
 import sqlite3
@@ -38,6 +39,7 @@ from dart.store.lock import is_held
 from dart.store.records import RunRecord, run_from_row
 from dart.store.regular import is_regular, open_regular, read_regular
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 READERS = 4
@@ -100,10 +102,12 @@ def _identity(directory: RunDirectory, *, changes: bool) -> object:
 
 @contextmanager
 def told(what: str) -> Iterator[None]:
-    """What a run's damage raises becomes a UserError: it costs the page, or the row, that needed the value."""
+    """What a run's damage raises becomes a UserError: it costs the page, or the row, that needed the value. The log has
+    where it was raised, at level DEBUG: it may be a mistake of dart's."""
     try:
         yield
     except DAMAGE as error:
+        log.debug("%s", what, exc_info=True)
         raise UserError(f"{what} is damaged: {type(error).__name__}: {str(error)[:300]}") from error
 
 

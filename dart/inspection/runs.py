@@ -92,15 +92,11 @@ Kept = dict[Path, tuple[object, RunRow]]
 migrated copy of its database."""
 
 
-async def list_runs(paths: Sequence[Path], kept: Kept | None = None) -> list[RunRow]:
+async def rows_of(directories: Sequence[RunDirectory], kept: Kept | None = None) -> list[RunRow]:
     """One row for each run, newest first. One that cannot be read has its `problem`.
 
     `kept`: given with every listing of the same paths, it saves what need not be read again.
     """
-    return await rows_of(run_directories(paths), kept)
-
-
-async def rows_of(directories: Sequence[RunDirectory], kept: Kept | None = None) -> list[RunRow]:
     turn = asyncio.Semaphore(AT_ONCE)
 
     async def one(id: str, directory: RunDirectory) -> RunRow:

@@ -11,6 +11,8 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from dart.store.regular import is_regular
+
 
 def elder(path: Path) -> Path:
     return path.with_name(f"{path.name}.1")
@@ -57,7 +59,7 @@ def read_lines(path: Path) -> Iterator[str]:
 
 
 def _whole_lines(path: Path) -> Iterator[str]:
-    if not path.exists():
+    if not is_regular(path):
         return
     with path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
@@ -69,7 +71,7 @@ def _ends_alike(first: Path, second: Path) -> bool:
     """Their last bytes are the same: an event has its time in it, so no two end alike by chance."""
     ends = []
     for path in (first, second):
-        if not path.exists() or not path.stat().st_size:
+        if not is_regular(path) or not path.stat().st_size:
             return False
         with path.open("rb") as file:
             file.seek(-min(path.stat().st_size, 4096), os.SEEK_END)

@@ -21,6 +21,7 @@ from dart.inspection.records import Curves, EvaluationPoint, TrajectoryDetail
 from dart.inspection.runs import masked
 from dart.inspection.wording import plain
 from dart.store.records import RunKind, RunState
+from dart.store.regular import is_regular
 from dart.trackers.base import Picture, Tracker
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ async def tell_outcome(inspector: Inspector, tracker: Tracker, at: Following) ->
     complete = record.kind != RunKind.TRAINING or directory.summary.exists()
     if at.over or not finished or not complete or record.summary is None:
         return
-    tracker.outcome(masked(record.summary), picture if (picture := directory.learning_curve).exists() else None)
+    tracker.outcome(masked(record.summary), picture if is_regular(picture := directory.learning_curve) else None)
     at.over = True
 
 

@@ -23,7 +23,7 @@ from dart.dashboard.app import make_dashboard
 from dart.dashboard.library import Library
 from dart.errors import UserError
 from dart.inspection.condition import reach
-from dart.inspection.opening import RunFiles
+from dart.inspection.opening import RunFiles, told
 from dart.inspection.tokens import find_tokenizer
 from dart.processes import http
 from dart.rundir import RunDirectory
@@ -96,6 +96,13 @@ async def test_damaged_evidence_costs_no_page(good: RunDirectory, text: str) -> 
     async with client_of(good) as client:
         answer = await client.get(f"/api/runs/{good.name}/trajectories/g000001-1")
     assert answer.status_code == 200 and answer.json()["evidence"]
+
+
+def test_the_log_has_where_damage_was_found(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG", "dart.inspection.opening")
+    with pytest.raises(UserError, match="the page is damaged: KeyError"), told("the page"):
+        {}["none"]
+    assert [record.exc_info and record.exc_info[0] for record in caplog.records] == [KeyError]
 
 
 async def test_an_endless_view_ends(good: RunDirectory) -> None:

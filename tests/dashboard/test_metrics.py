@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 import shutil
+import socket
 import subprocess
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
-from unittest.mock import AsyncMock
 
+import grpc
+import httpx
 import pytest
-from dashboards.made import small_run
+from dashboards.made import execute, small_run
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
@@ -21,8 +24,10 @@ from dart.core.status import Figures, Quarantined, Stall, Status, TimeSpent, Usa
 from dart.dashboard.app import make_dashboard
 from dart.dashboard.library import Library
 from dart.dashboard.metrics import MOST_TASKS, exposition
-from dart.inspection.inspector import Inspector
-from dart.inspection.records import RunStatus
+from dart.rundir import RunDirectory
+from dart.v1 import control_pb2 as cpb
+from dart.v1 import control_pb2_grpc
+from dart.wire.status import status_to_proto
 
 ROOT = Path(__file__).parents[2]
 
@@ -77,21 +82,66 @@ def test_what_is_not_known_makes_no_series() -> None:
     assert found["dart_paused", "r1"] == 1 and ("dart_paused", "r2") not in found
 
 
-async def test_two_runs_of_one_name_have_series_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for parent in ("a", "b"):
-        await asyncio.to_thread(small_run, tmp_path / parent)
-    library = Library([tmp_path / "a", tmp_path / "b"])
-    rows = await library.rows()
-    assert len({row.name for row in rows}) == 1 and len({row.id for row in rows}) == 2
+class Coordinator(control_pb2_grpc.ControlServiceServicer):
+    """Answers once it has been asked `times` times."""
 
-    async def live(self: Inspector) -> RunStatus:
-        return RunStatus(True, status(self.files.run_id), ())
+    def __init__(self, times: int) -> None:
+        self._all = asyncio.Barrier(times)
 
-    monkeypatch.setattr(Inspector, "status", live)
-    monkeypatch.setattr(Library, "rows", AsyncMock(return_value=[replace(row, state="running") for row in rows]))
-    with TestClient(make_dashboard(library, None).app, base_url="http://127.0.0.1") as client:
-        found = values(client.get("/metrics").content)
-    assert {run for name, *labels in found if name == "dart_updates" for run in labels} == {row.id for row in rows}
+    async def GetStatus(self, request: cpb.GetStatusRequest, context: object) -> cpb.GetStatusResponse:
+        await self._all.wait()
+        return status_to_proto(status())
+
+
+async def scraped(*folders: Path) -> dict[tuple[str, ...], float]:
+    app = make_dashboard(Library(folders), None)
+    transport = httpx.ASGITransport(app.app)
+    async with asyncio.timeout(120), httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+        answer = await client.get("/metrics")
+    await app.close()
+    return values(answer.content)
+
+
+@contextlib.contextmanager
+def running(path: Path, made: RunDirectory, address: str) -> Iterator[None]:
+    """A copy of the run that a process works on."""
+    shutil.copytree(made.path, path)
+    execute(RunDirectory(path), ("update runs set state = 'running', control_address = ?", (address,)))
+    with RunDirectory(path).lock():
+        yield
+
+
+async def test_runs_are_asked_at_once_and_those_of_one_name_have_series_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dart.dashboard.app.MOST_OPEN", 2)
+    monkeypatch.setattr("dart.dashboard.app.SCRAPE_SECONDS", 60.0)
+    made, parents, server = await asyncio.to_thread(small_run, tmp_path / "made"), "abcd", grpc.aio.server()
+    control_pb2_grpc.add_ControlServiceServicer_to_server(Coordinator(len(parents)), server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    with contextlib.ExitStack() as held:
+        for parent in parents:
+            held.enter_context(running(tmp_path / parent / "one", made, address))
+        found = await scraped(*(tmp_path / parent for parent in parents))
+    await server.stop(None)
+    assert {key[1] for key in found if key[0] == "dart_updates"} == {"one", "one (b)", "one (c)", "one (d)"}
+    assert not any(key[0] == "dart_unreadable" for key in found)
+
+
+async def test_a_run_that_cannot_be_read_or_does_not_answer_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dart.dashboard.app.SCRAPE_SECONDS", 0.5)
+    made, runs = await asyncio.to_thread(small_run, tmp_path / "made"), tmp_path / "runs"
+    (runs / "damaged").mkdir(parents=True)
+    (runs / "damaged" / "run.db").write_text("nothing")
+    shutil.copytree(made.path, runs / "over")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        with running(runs / "silent", made, address), running(runs / "odd", made, "unix:/x"):
+            found = await scraped(runs)
+    assert found == {("dart_unreadable", run): 1 for run in ("damaged", "silent", "odd")}
 
 
 def test_thousands_of_tasks_make_no_series() -> None:

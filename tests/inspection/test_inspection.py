@@ -17,7 +17,7 @@ from dart.agent.thought import split_thought
 from dart.errors import UserError
 from dart.inspection.inspector import Inspector, compare
 from dart.inspection.opening import NotFound
-from dart.inspection.runs import SECRET, list_runs, masked
+from dart.inspection.runs import SECRET, masked, rows_of, run_directories
 from dart.inspection.trajectories import _evidence
 from dart.rundir import RunDirectory
 
@@ -360,14 +360,14 @@ async def test_what_is_no_database_is_refused_in_words(tmp_path: Path, content: 
     run.database.write_bytes(content)
     with pytest.raises(UserError, match=words):
         await Inspector.open(run)
-    (row,) = await list_runs([tmp_path])
+    (row,) = await rows_of(run_directories([tmp_path]))
     assert words in row.problem
 
 
 async def test_one_damaged_run_does_not_hide_the_others(run: RunDirectory, tmp_path: Path) -> None:
     shutil.copytree(run.path, tmp_path / "damaged")
     execute(RunDirectory(tmp_path / "damaged"), ("update runs set config_json = '{'", ()))
-    rows = {row.id: row.problem for row in await list_runs([tmp_path])}
+    rows = {row.id: row.problem for row in await rows_of(run_directories([tmp_path]))}
     assert rows[run.name] == ""
     assert "is damaged" in rows["damaged"]
 

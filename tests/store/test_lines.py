@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -73,3 +74,15 @@ def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text("whole\ncut")
     assert read(path) == ["whole"]
+
+
+@pytest.mark.parametrize("odd", ["metrics.jsonl.1", "metrics.jsonl.2", "metrics.jsonl"])
+def test_what_is_no_regular_file_is_left_out(tmp_path: Path, odd: str) -> None:
+    path = tmp_path / "metrics.jsonl"
+    parts = (lines.elder(path), path.with_name(f"{path.name}.2"), path)
+    for part in parts:
+        if part.name == odd:
+            os.mkfifo(part)
+        else:
+            begin(part, part.name)
+    assert read(path) == [part.name for part in parts if part.name != odd]

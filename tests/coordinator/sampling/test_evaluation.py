@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import re
 from dataclasses import replace
@@ -353,6 +354,7 @@ def test_a_held_out_task_is_told_so_beside_a_trained_one() -> None:
         (["--against", "broken"], "broken/evaluation.json is not an evaluation (KeyError('instances'))"),
         (["--against", "odd"], "odd/evaluation.json is not an evaluation (TypeError("),
         (["--against", "broken/evaluation.json"], "name an evaluation.json that `dart eval` wrote"),
+        (["--against", "endless"], "endless/evaluation.json is not an evaluation (OSError("),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -361,10 +363,12 @@ def test_wrong_choices_are_one_message_and_begin_nothing(arguments: list[str], m
         {"instances": [], "protocol": {"tasks": 5, "seeds": [1, 2], "episodes": 1, "samples": 1}}
         | dict.fromkeys(("run", "checkpoint", "success", "pass_at_k"), 1)
     )
-    files = (("run", "run.db", ""), ("broken", "evaluation.json", "{}"), ("odd", "evaluation.json", odd))
+    files = (("run", "run.db", ""), ("broken", "evaluation.json", "{}"), ("odd", "evaluation.json", odd),
+             ("endless", "evaluation.json", ""))  # fmt: skip
     for folder, file, text in files:
         Path(folder).mkdir()
         (Path(folder) / file).write_text(text)
+    os.truncate(Path("endless") / "evaluation.json", 1 << 40)
     done = dart_eval(*arguments)
     assert done.exit_code == 2, done.output
     assert message in done.output
