@@ -1,10 +1,9 @@
-"""Compares the driver with Playwright in the same Chromium, on the pages of web/pages.py. By hand, and nothing else:
+"""The driver and Playwright in the same Chromium on the pages of web/pages.py, by hand:
 
     python -m tests.support.web.compare [ROUNDS]
 
-Each page is opened by both in turn, once a round. Printed for each: whether what came out was right, the median seconds
-of both from the first screenshot to the last, and their ratio. Then: how long another page's steps take while a page
-does not end its work, and while it does nothing. It needs Playwright, of the extra dev.
+For each page: whether both did what is right, and the median seconds that its actions and screenshots took. Then the
+same for another page's clicks beside one whose work does not end. It needs Playwright, of the extra dev.
 """
 
 from __future__ import annotations
@@ -12,14 +11,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+import itertools
 import statistics
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 from PIL import Image
-from playwright.async_api import Browser as Theirs
-from playwright.async_api import BrowserContext, Error, async_playwright
+from playwright.async_api import Browser as Chromium
+from playwright.async_api import Error, async_playwright
 
 from dart.core import action as a
 from dart.workers.env.browser import Browser
@@ -29,146 +29,116 @@ from dart.worlds.contract import EnvironmentFailure
 from tests.support.web.pages import CASES, CLICK, SCREEN, Case, serving
 
 KEYS = {"Control_L": "Control", "Return": "Enter", "Down": "ArrowDown"}
-ENDLESS = "onclick = () => { while (true); }; 0"
-STEPS = 20
+MOST_SECONDS = 15.0
+Step = Callable[[a.Action], Awaitable[bytes]]
+Opened = tuple[Callable[[str], Awaitable[object]], Callable[[str], Awaitable[object]], Step]
 
 
-def colour(png: bytes) -> object:
-    with Image.open(io.BytesIO(png)) as picture:
-        return picture.convert("RGB").getpixel((150, 200))
+@contextlib.asynccontextmanager
+async def ours(browser: Browser) -> AsyncIterator[Opened]:
+    page, devices = await browser.new_page(SCREEN, MOST_SECONDS), InputDevices(SCREEN)
 
+    async def step(action: a.Action) -> bytes:
+        if calls := devices.calls(action):
+            await page.input(calls)
+        await page.pass_time(action.seconds if isinstance(action, a.Wait) else 0.0)
+        return await page.screenshot()
 
-def right(case: Case, shown: object, value: object) -> bool:
-    return case.colour in (None, shown) and (case.value is None or case.value[1] == value)
-
-
-async def ours(browser: Browser, case: Case, url: str) -> tuple[bool, float]:
-    page, devices = await browser.new_page(SCREEN, 10.0), InputDevices(SCREEN)
     try:
-        await page.navigate(url)
-        await page.screenshot()
-        began = time.monotonic()
-        for action in case.actions:
-            if calls := devices.calls(action):
-                await page.input(calls)
-            await page.pass_time(action.seconds if isinstance(action, a.Wait) else 0.0)
-            seen = await page.screenshot()
-        took = time.monotonic() - began
-        return right(case, colour(seen), await page.evaluate(case.value[0]) if case.value else None), took
+        yield page.navigate, page.evaluate, step
     finally:
         await page.close()
 
 
-async def act(context: BrowserContext, action: a.Action) -> None:
-    page = context.pages[-1]
-    match action:
-        case a.Click(at, button, count):
-            await page.mouse.click(*at.pixels(*SCREEN), button=button, click_count=count)
-        case a.Move(at):
-            await page.mouse.move(*at.pixels(*SCREEN))
-        case a.Drag((start, end)):
-            await page.mouse.move(*start.pixels(*SCREEN))
-            await page.mouse.down()
-            await page.mouse.move(*end.pixels(*SCREEN), steps=DRAG_STEPS)
-            await page.mouse.up()
-        case a.Scroll(at, dx, dy):
-            await page.mouse.move(*at.pixels(*SCREEN))
-            await page.mouse.wheel(dx * NOTCH_PIXELS, dy * NOTCH_PIXELS)
-        case a.Keys(names):
-            await page.keyboard.press("+".join(KEYS.get(name, name) for name in names))
-        case a.TypeText(text):
-            await page.keyboard.type(text)
-        case a.Wait(seconds):
-            await asyncio.sleep(seconds)
-
-
-async def theirs(browser: Theirs, case: Case, url: str) -> tuple[bool, float]:
+@contextlib.asynccontextmanager
+async def theirs(browser: Chromium) -> AsyncIterator[Opened]:
     context = await browser.new_context(viewport={"width": SCREEN[0], "height": SCREEN[1]})
-    context.set_default_timeout(10_000)
+    context.set_default_timeout(3_000)
     context.on("dialog", lambda dialog: dialog.accept(dialog.default_value))
-    page, began = await context.new_page(), 0.0
+    page = await context.new_page()
+
+    async def step(action: a.Action) -> bytes:
+        mouse, keyboard = context.pages[-1].mouse, context.pages[-1].keyboard
+        match action:
+            case a.Click(at, button, count):
+                await mouse.click(*at.pixels(*SCREEN), button=button, click_count=count)
+            case a.Move(at) | a.Scroll(at):
+                await mouse.move(*at.pixels(*SCREEN))
+                if isinstance(action, a.Scroll):
+                    await mouse.wheel(action.dx * NOTCH_PIXELS, action.dy * NOTCH_PIXELS)
+            case a.Drag((start, end)):
+                await mouse.move(*start.pixels(*SCREEN))
+                await mouse.down()
+                await mouse.move(*end.pixels(*SCREEN), steps=DRAG_STEPS)
+                await mouse.up()
+            case a.Keys(names):
+                await keyboard.press("+".join(KEYS.get(name, name) for name in names))
+            case a.TypeText(text):
+                await keyboard.type(text)
+            case a.Wait(seconds):
+                await asyncio.sleep(seconds)
+        return await context.pages[-1].screenshot()
+
     try:
-        await page.goto(url)
-        await page.screenshot()
-        began = time.monotonic()
-        for action in case.actions:
-            await act(context, action)
-            seen = await context.pages[-1].screenshot()
-        took = time.monotonic() - began
-        return right(case, colour(seen), await page.evaluate(case.value[0]) if case.value else None), took
+        yield page.goto, page.evaluate, step
     finally:
         with contextlib.suppress(TimeoutError, Error):
-            await asyncio.wait_for(context.close(), 10)
+            await asyncio.wait_for(context.close(), 3)
 
 
-async def tried(attempt: Awaitable[tuple[bool, float]]) -> tuple[bool, float]:
-    """One that has not ended in 30 s has failed; all that fail count with the time that it took to know it."""
+async def attempt(opening: contextlib.AbstractAsyncContextManager[Opened], case: Case, url: str) -> tuple[bool, float]:
     began = time.monotonic()
-    try:
-        return await asyncio.wait_for(attempt, 30)
-    except (TimeoutError, Error, EnvironmentFailure):
-        return False, time.monotonic() - began
+    with contextlib.suppress(TimeoutError, Error, EnvironmentFailure):
+        async with opening as (navigate, evaluate, step), asyncio.timeout(MOST_SECONDS):
+            await navigate(url)
+            await step(a.Observe())
+            began = time.monotonic()
+            for action in case.actions:
+                seen = await step(action)
+            took = time.monotonic() - began
+            colour = Image.open(io.BytesIO(seen)).convert("RGB").getpixel((150, 200))
+            value = case.value is None or await evaluate(case.value[0]) == case.value[1]
+            return value and case.colour in (None, colour), took
+    return False, time.monotonic() - began
 
 
-async def steps(step: Callable[[], Awaitable[object]]) -> float:
-    took = []
-    for _ in range(STEPS):
-        began = time.monotonic()
-        await step()
-        took.append(time.monotonic() - began)
-    return statistics.median(took)
+async def beside_endless(name: str, endless: Opened, other: Opened) -> None:
+    async def median() -> float:
+        took = [time.monotonic()]
+        for _ in range(20):
+            await other[2](CLICK)
+            took.append(time.monotonic())
+        return statistics.median(after - before for before, after in itertools.pairwise(took))
 
-
-async def beside_endless(browser: Browser, chromium: Theirs) -> None:
-    """The step is a click and a screenshot of another page; the endless page's own click is not waited for."""
-    endless, other = [await browser.new_page(SCREEN, 60.0) for _ in range(2)]
-    devices = InputDevices(SCREEN)
-
-    async def our_step() -> None:
-        await other.input(devices.calls(CLICK))
-        await other.screenshot()
-
-    contexts = [await chromium.new_context(viewport={"width": SCREEN[0], "height": SCREEN[1]}) for _ in range(2)]
-    their_endless, their_other = [await context.new_page() for context in contexts]
-
-    async def their_step() -> None:
-        await their_other.mouse.click(80, 105)
-        await their_other.screenshot()
-
-    for name, step, page in (("ours", our_step, endless), ("Playwright", their_step, their_endless)):
-        free = await steps(step)
-        await page.evaluate(ENDLESS)
-        click = endless.input(devices.calls(CLICK)) if page is endless else their_endless.mouse.click(80, 105)
-        hanging = asyncio.ensure_future(click)
-        await asyncio.sleep(0.5)
-        beside = await steps(step)
-        print(f"{name}: a step {free * 1e3:.0f} ms alone, {beside * 1e3:.0f} ms beside an endless page, "
-              f"hanging then: {not hanging.done()}")  # fmt: skip
-        hanging.cancel()
-        await asyncio.wait([hanging])
-        if page is endless:
-            await endless.close()
+    free = await median()
+    await endless[1]("onclick = () => { while (true); }; 0")
+    hanging = asyncio.ensure_future(endless[2](CLICK))
+    await asyncio.sleep(0.5)
+    beside = await median()
+    print(f"{name}: a step takes {free:.3f} s, and {beside:.3f} s while a page hangs ({not hanging.done()})")
+    hanging.cancel()
+    await asyncio.wait([hanging])
 
 
 async def main(rounds: int) -> None:
-    flags = [flag for flag in (*FLAGS, *LANGUAGE) if flag not in ("--headless", "--remote-debugging-pipe")]
-    ratios: list[tuple[float, str]] = []
+    flags, ratios = [flag for flag in (*FLAGS, *LANGUAGE) if flag != "--remote-debugging-pipe"], []
     async with serving() as server, Browser.launch() as browser, async_playwright() as driver:
-        executable = find_executable(None)
-        chromium = await driver.chromium.launch(executable_path=executable, args=flags, env=SURROUNDINGS)
+        path = find_executable(None)
+        chromium = await driver.chromium.launch(executable_path=path, args=flags, env={**SURROUNDINGS})
         for number, case in enumerate(CASES):
-            url, got = f"{server}/?{number}", ([], [])  # type: tuple[str, tuple[list[tuple[bool, float]], ...]]
-            for _ in range(rounds):
-                got[0].append(await tried(ours(browser, case, url)))
-                got[1].append(await tried(theirs(chromium, case, url)))
-            (us, we), (them, they) = ((all(ok for ok, _ in g), statistics.median(t for _, t in g)) for g in got)
-            marks = f"{'right' if us else 'WRONG'} {'right' if them else 'WRONG'}"
-            print(f"{marks} {we:7.3f} {they:7.3f} {we / they:6.2f}  {case.name}", flush=True)
-            if us and them:
-                ratios.append((we / they, case.name))
-        print(f"where both are right ({len(ratios)} of {len(CASES)}): median ratio "
-              f"{statistics.median(r for r, _ in ratios):.2f}, worst {max(ratios)}")  # fmt: skip
-        await beside_endless(browser, chromium)
+            pairs = [
+                [await attempt(way, case, f"{server}/?{number}") for way in (ours(browser), theirs(chromium))]
+                for _ in range(rounds)
+            ]
+            right = [all(pair[who][0] for pair in pairs) for who in (0, 1)]
+            took = [statistics.median(pair[who][1] for pair in pairs) for who in (0, 1)]
+            print(*right, *(f"{seconds:.3f}" for seconds in took), f"{took[0] / took[1]:.2f}", case.name, flush=True)
+            ratios += [(took[0] / took[1], case.name)] if all(right) else []
+        median = statistics.median(ratio for ratio, _ in ratios)
+        print(f"{len(ratios)} right in both: median ratio {median:.2f}, worst {max(ratios)}")
+        for name, opening, it in (("ours", ours, browser), ("Playwright", theirs, chromium)):
+            async with opening(it) as endless, opening(it) as other:  # type: ignore[operator]
+                await beside_endless(name, endless, other)
         await chromium.close()
 
 

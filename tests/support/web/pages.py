@@ -175,7 +175,7 @@ CASES = (
     Case("a drag that the page cancels", red(DRAGGED.replace("CANCELS", "dragstart")), (DRAG,),
          ("seen", ["dragstart", "mouseup"])),
     *(
-        Case(f"a frame of another origin at {host}",
+        Case(f"a frame of another origin at {host}{path}",
          red(f"<iframe style='{FULL};border:0' src='http://{host}:OTHER{path}'>"
              "</iframe><script>onmessage = event => said = event.data</script>"), actions, ("said", said), colour)
         for host in ("127.0.0.1", "localhost")
