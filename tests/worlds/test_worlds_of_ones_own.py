@@ -129,6 +129,11 @@ def test_actions_that_no_action_is_called_are_refused(folder: Path, actions: str
         ("from_pixels(bytes(w * h * 3), w, h)", "self.image", "has no attribute 'image'"),
         ("return self.look()", "self.look()", "gave None, not an Observation"),
         ("float(self.hit == self.task)", "2.0", "a reward is a number in"),
+        (
+            "bytes(w * h * 3)",
+            "(0 if instruction else __import__('time').time_ns()).to_bytes(8) * (w * h * 3 // 8)",
+            "the screenshot changed by itself after act.Observe",
+        ),
         ("def judge", "def renew(self):\n        return None\n    def judge", "renew.. of an environment that works"),
         ("def judge", "def probe(self):\n        return False\n    def judge", "probe.. of a new environment"),
     ],
