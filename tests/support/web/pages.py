@@ -103,7 +103,7 @@ CASES = (
     goes("thirty new windows", "for (let i = 0; i < 30; i++) open('/done')", None),
     goes("a view transition", f"document.startViewTransition(() => {LATER})", GREEN, a.Wait(0.6)),
     goes("full screen", "document.body.requestFullscreen()", None, a.Observe()),
-    goes("the pointer locked", "document.body.requestPointerLock()", RED, CLICK, DRAG),
+    goes("the pointer locked", "document.body.requestPointerLock()", RED, CLICK),
     goes("printing", "print()", RED),
     goes("a page of a service worker", "location = '/served'").and_then(HELD + SERVED),
     goes("a request that a service worker answers", f"fetch('/served').then(r => r.ok && ({LATER}))").and_then(
