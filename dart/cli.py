@@ -45,10 +45,12 @@ class _Group(click.Group):
     """Lists commands by GROUPS; prints a UserError as one message and exits with its code."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [name for names in GROUPS.values() for name in names]
+        grouped = [name for names in GROUPS.values() for name in names]
+        return [*grouped, *sorted(self.commands.keys() - {*grouped})]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        for heading, names in GROUPS.items():
+        others = tuple(self.list_commands(ctx)[sum(map(len, GROUPS.values())) :])
+        for heading, names in (*GROUPS.items(), *([("Others", others)] if others else [])):
             with formatter.section(heading):
                 formatter.write_dl([(name, self.commands[name].get_short_help_str(limit=200)) for name in names])
 

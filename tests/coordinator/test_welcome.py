@@ -38,7 +38,7 @@ def test_a_worker_of_an_earlier_version_is_told_nothing_new() -> None:
 
 def test_a_worker_of_another_release_says_so() -> None:
     text = json.dumps(told([]) | {"of_another_release": 1})
-    with pytest.raises(UserError, match=r"of_another_release: Extra inputs .* use the same dart release on both ends"):
+    with pytest.raises(UserError, match=r"of_another_release: leave it out.* use the same dart release on both ends"):
         read_told(config.RolloutWorkerConfig, text)
     with pytest.raises(UserError, match=r"cannot be read \(Invalid JSON.*: use the same dart release on both ends"):
         read_told(config.RolloutWorkerConfig, "no JSON")

@@ -100,6 +100,18 @@ def _size_watch(expected: tuple[int, int]) -> Callable[[Trajectory, Worker], Non
     return look_at
 
 
+def _spec(order: Order, config: Config, *, writes: bool) -> EpisodeSpec:
+    return EpisodeSpec(
+        trajectory_id=order.trajectory_id,
+        group_id=order.group_id,
+        task=order.task,
+        step_limit=order.step_limit,
+        success_threshold=config.curation.success_threshold,
+        agent=config.agent,
+        max_tokens=0 if writes else config.rollout.max_tokens,
+    )
+
+
 async def sample(
     source: EpisodeSource, envs: EnvPool, policy: RolloutPool, config: Config, writer: Writer | None = None
 ) -> None:
@@ -108,15 +120,7 @@ async def sample(
     look_at = _size_watch(config.environment.viewport)
 
     async def episode(env: EnvSession, worker: Worker, order: Order) -> None:
-        spec = EpisodeSpec(
-            trajectory_id=order.trajectory_id,
-            group_id=order.group_id,
-            task=order.task,
-            step_limit=order.step_limit,
-            success_threshold=config.curation.success_threshold,
-            agent=config.agent,
-            max_tokens=0 if writer else config.rollout.max_tokens,
-        )
+        spec = _spec(order, config, writes=writer is not None)
         failed: bool | None = None
         turns = writer(env) if writer else _Turns(env, policy, source.temperature, config.rollout.max_tokens)
         try:
