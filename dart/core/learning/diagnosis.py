@@ -109,7 +109,7 @@ def diagnose(numbers: LearningNumbers) -> list[Finding]:
     attempts, trains = numbers.attempts, numbers.groups is not None
     if found := _failing(attempts):
         return [found]
-    unread = _unparsable(attempts, trains and not numbers.groups.any_released if numbers.groups else False)
+    unread = _unparsable(attempts, numbers.groups is not None and not numbers.groups.any_released)
     found = unread or (_no_advantage(numbers, numbers.groups) if numbers.groups else None)
     rules = (_weights, _gradient_zero, _gradient_cut, *((_entropy, _kl, _importance) if trains else ()))
     return [one for one in (found, *(rule(numbers) for rule in rules)) if one is not None]
