@@ -4,10 +4,11 @@ Chromium, vLLM, the trainer, the coordinator and SQLite are real, and each proce
 cluster's supervisor would do. Workers reach the coordinator through a proxy. Every few seconds the seed picks a fault:
 a process is killed (SIGKILL) or stopped for a while (SIGSTOP), connections are cut or held, or an outsider sends
 rubbish to the coordinator's port; or a process is started anew with failpoints: errors, delays and kills between its
-durable steps. Meanwhile a witness reads the database from outside: nothing that was stored may be lost, doubled or
-trained on twice. Then the same run, without faults, makes as many trajectories: in the last third, the success under
-faults must not be more than `--most-points` below, at the end of the difference's 95 % interval (trajectories counted
-as independent). Writes results/storm.json, and exits with 1 where anything was wrong.
+durable steps; or it may open no further file, or take no further memory, for a while. Meanwhile a witness reads the
+database from outside: nothing that was stored may be lost, doubled or trained on twice, and the weights that a replica
+takes must have the trainer's checksum. Then the same run, without faults, makes as many trajectories: in the last
+third, the success under faults must not be more than `--most-points` below, at the end of the difference's 95 %
+interval (trajectories counted as independent). Writes results/storm.json, and exits with 1 where anything was wrong.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from resource import RLIMIT_AS, RLIMIT_NOFILE, prlimit
 
 import psutil
 
@@ -73,6 +75,8 @@ class Storm:
     witness: Witness
     port: int
     happened: Counter[str] = field(default_factory=Counter)
+    last: float = 0.0
+    """When the last fault came, in Unix seconds."""
     recoveries: dict[str, list[float]] = field(default_factory=dict)
     """Fault → seconds from each such fault until the next update was stored."""
 
@@ -121,6 +125,20 @@ class Storm:
     async def rubbish(self) -> bool:
         return await talk_rubbish(self.port, self.chance)
 
+    async def without(self, process: Kept, resource: int) -> bool:
+        """Let the process have no more of the resource than it has now, for a while."""
+        if process.process is None or process.process.returncode is not None:
+            return False
+        pid = process.process.pid
+        with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+            before = prlimit(pid, resource)
+            has = psutil.Process(pid).memory_info().vms if resource == RLIMIT_AS else 3
+            prlimit(pid, resource, (has, before[1]))
+            await asyncio.sleep(self.chance.uniform(2.0, 10.0))
+            prlimit(pid, resource, before)
+            return True
+        return False
+
     async def begin_with_failpoints(self, process: Kept, role: str) -> bool:
         process.failpoints = self.chance.choice(FAILPOINTS[role])
         return process.kill_alone()
@@ -147,6 +165,10 @@ class Storm:
             "all connections cut": (2, self.cut_all),
             "network held": (2, self.hold),
             "rubbish": (5, self.rubbish),
+            "worker without descriptors": (2, lambda: self.without(self.chance.choice(self.workers), RLIMIT_NOFILE)),
+            "coordinator without descriptors": (2, lambda: self.without(self.coordinator, RLIMIT_NOFILE)),
+            "worker without memory": (1, lambda: self.without(self.chance.choice(self.workers), RLIMIT_AS)),
+            "coordinator without memory": (1, lambda: self.without(self.coordinator, RLIMIT_AS)),
             "worker with failpoints": (4, self.failpoints_in_worker),
             "coordinator with failpoints": (2, self.failpoints_in_coordinator),
         }
@@ -163,6 +185,7 @@ class Storm:
                 updates, began = self.witness.updates(), time.monotonic()
                 if await faults[name][1]():
                     self.happened[name] += 1
+                    self.last = time.time()
                     watches.create_task(self._recovery(name, updates, began, until + CALM_SECONDS))
                 await asyncio.sleep(self.chance.expovariate(1 / gap_seconds))
 
@@ -208,6 +231,8 @@ async def storm(
                 await asyncio.wait_for(coordinator.process.wait(), END_SECONDS)
     for process in kept:
         process.end()
+        if process.process is not None:
+            await process.process.wait()
     await proxy.stop()
     return one, kept
 
@@ -234,6 +259,11 @@ def _results(
         *one.witness.verdict(),
         *(f"without faults: {what}" for what in calm.witness.verdict()),
         *filter(None, [low]),
+        *(
+            f"{replica.name} had no weights compared with the trainer's after the last fault"
+            for replica in one.of_role("rollout")
+            if not one.witness.compared(since=one.last)[replica.name]
+        ),
     ]
     return {
         "machine": machine(),
@@ -249,6 +279,7 @@ def _results(
         "exits": {process.name: dict(Counter(map(str, process.exits))) for process in kept},
         "trajectories": len(one.witness.trajectories),
         "updates": one.witness.updates(),
+        "equal_weights_by_checksum": dict(one.witness.compared()),
         "wrong": wrong,
         "success_by_third": _thirds(faulted),
         "success_by_third_without_faults": _thirds(reference),

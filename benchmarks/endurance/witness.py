@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import sqlite3
 from collections import Counter
 from dataclasses import dataclass, field
@@ -87,6 +88,11 @@ class Witness:
             ).fetchone()[0]
             if orphans:
                 self.wrong.append(f"{orphans} trajectories have no steps")
+            self.wrong += [
+                json.loads(row[0])["why"]
+                for row in database.execute("SELECT json FROM events WHERE kind = 'sync_failed'")
+                if "holds other weights" in row[0]
+            ]
             if database.execute("PRAGMA integrity_check").fetchone()[0] != "ok":
                 self.wrong.append("SQLite's integrity check failed")
         return self.wrong
@@ -102,6 +108,14 @@ class Witness:
         size = max(1, len(rows) // parts)
         cut = [rows[start : start + size] for start in range(0, size * parts, size)]
         return [(len(part), sum(row[0] for row in part) / max(1, len(part))) for part in cut]
+
+    def compared(self, since: float = 0.0) -> Counter[str]:
+        """Replica → how often its weights were compared with the trainer's by checksum, and equal, since that Unix
+        time."""
+        with self._open() as database:
+            rows = database.execute("SELECT json FROM events WHERE kind = 'sync' AND unix_seconds > ?", (since,))
+            events = [json.loads(row[0]) for row in rows]
+        return Counter(event["replica"] for event in events if event["checksum"] != "0")
 
     def updates(self) -> int:
         with contextlib.suppress(sqlite3.OperationalError), self._open() as database:

@@ -22,7 +22,6 @@ from benchmarks.syncing.roles import (
     RandomTrainer,
     Receiver,
     SleepingReplica,
-    checksum,
     device_of,
     empty_weights,
     make_receiver,
@@ -33,7 +32,7 @@ from benchmarks.syncing.roles import (
 from dart.v1 import weights_pb2 as wpb
 from dart.wire.channel import Dial
 from dart.wire.worker import WorkerOptions, serve
-from dart.workers.weights.transfer import Sender, make_sender
+from dart.workers.weights.transfer import Sender, checksum, make_sender
 
 ROLES: dict[str, Any] = {"train": RandomTrainer, "rollout": SleepingReplica}
 Command = dict[str, Any]
@@ -133,7 +132,7 @@ class Hands:
         return {"loaded": loaded, "version": mark_of(self._weights)}
 
     async def do_checksum(self, _: Command) -> dict[str, Any]:
-        return {"checksum": await asyncio.to_thread(checksum, self._weights)}
+        return {"checksum": await asyncio.to_thread(checksum, self._weights.items())}
 
     async def do_drop(self, _: Command) -> None:
         """Leave all groups and free the tensors."""

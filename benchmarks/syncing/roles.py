@@ -25,7 +25,7 @@ from dart.workers.rollout.errors import RequestAbortedError
 from dart.workers.train.senders import Senders, Snapshots
 from dart.workers.weights.gloo import Group, receive
 from dart.workers.weights.requests import init_info, update_info
-from dart.workers.weights.transfer import TensorSpec, TransferError, specs_from_proto, specs_to_proto
+from dart.workers.weights.transfer import TensorSpec, TransferError, checksum, specs_from_proto, specs_to_proto
 
 MODES = {wpb.PAUSE_MODE_KEEP: "keep", wpb.PAUSE_MODE_DRAIN: "drain", wpb.PAUSE_MODE_ABORT: "abort"}
 RANDOM_ELEMENTS = 1 << 20
@@ -63,12 +63,6 @@ def marked(weights: Weights, version: int) -> Weights:
 
 def mark_of(weights: Weights) -> int:
     return int(weights[MARK][0])
-
-
-def checksum(weights: Weights) -> int:
-    """Equal for equal contents in equal places."""
-    sums = (int(tensor.view(-1).view(torch.int64).sum()) for tensor in weights.values())
-    return sum(place * value for place, value in enumerate(sums, 1)) & (1 << 63) - 1
 
 
 class Receiver(Protocol):
@@ -221,7 +215,7 @@ class RandomTrainer(WorkerRole):
         if self._senders is not None:
             await self._senders.close()
         if self._weights:
-            contents = await asyncio.to_thread(checksum, marked(self._weights, self._version))
+            contents = await asyncio.to_thread(checksum, marked(self._weights, self._version).items())
             self._say({"event": "held", "who": self._name, "checksum": contents})
         self._weights, self._snapshots, self._senders = {}, Snapshots(), None
 
@@ -313,7 +307,7 @@ class SleepingReplica(WorkerRole):
         if self._receiver is not None:
             await asyncio.to_thread(self._receiver.close)
         if self._weights:
-            contents = await asyncio.to_thread(checksum, self._weights)
+            contents = await asyncio.to_thread(checksum, self._weights.items())
             self._say({"event": "held", "who": self._name, "checksum": contents})
         stretches = self._engine.stretches if self._engine is not None else []
         for start in range(0, len(stretches), LINE):

@@ -459,16 +459,18 @@ class LoadWeights(_message.Message):
     def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., version: _Optional[int] = ..., group: _Optional[_Union[_weights_pb2.TransferGroup, _Mapping]] = ..., pause_mode: _Optional[_Union[_weights_pb2.PauseMode, str]] = ..., tensors: _Optional[_Iterable[_Union[_weights_pb2.TensorInfo, _Mapping]]] = ...) -> None: ...
 
 class WeightsLoaded(_message.Message):
-    __slots__ = ("assignment", "version", "pause_seconds", "bytes")
+    __slots__ = ("assignment", "version", "pause_seconds", "bytes", "checksum")
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PAUSE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     assignment: Assignment
     version: int
     pause_seconds: float
     bytes: int
-    def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., version: _Optional[int] = ..., pause_seconds: _Optional[float] = ..., bytes: _Optional[int] = ...) -> None: ...
+    checksum: int
+    def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., version: _Optional[int] = ..., pause_seconds: _Optional[float] = ..., bytes: _Optional[int] = ..., checksum: _Optional[int] = ...) -> None: ...
 
 class Sample(_message.Message):
     __slots__ = ("trajectory_id", "step_index", "group_id", "advantage", "prompt_token_ids", "token_ids", "logprobs", "versions", "images", "rescore")
@@ -566,16 +568,18 @@ class SendWeights(_message.Message):
     def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., version: _Optional[int] = ..., group: _Optional[_Union[_weights_pb2.TransferGroup, _Mapping]] = ...) -> None: ...
 
 class WeightsSent(_message.Message):
-    __slots__ = ("assignment", "version", "seconds", "bytes")
+    __slots__ = ("assignment", "version", "seconds", "bytes", "checksum")
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     assignment: Assignment
     version: int
     seconds: float
     bytes: int
-    def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., version: _Optional[int] = ..., seconds: _Optional[float] = ..., bytes: _Optional[int] = ...) -> None: ...
+    checksum: int
+    def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., version: _Optional[int] = ..., seconds: _Optional[float] = ..., bytes: _Optional[int] = ..., checksum: _Optional[int] = ...) -> None: ...
 
 class SaveCheckpoint(_message.Message):
     __slots__ = ("assignment", "path")

@@ -67,6 +67,8 @@ _BAN = -100.0
 class Update:
     pause_seconds: float
     bytes: int
+    checksum: int
+    """As in `WeightsLoaded`."""
 
 
 class Engine:
@@ -218,6 +220,9 @@ class Engine:
                     except TransferError:
                         await self._llm.resume_generation()
                         raise
+                    checksums = set(await self._llm.collective_rpc("weights_checksum"))
+                    if len(checksums) > 1:
+                        raise EngineDiedError(f"its ranks have received different weights as version {version}")
                     await self._forget(mode)
                     await self._llm.resume_generation()
             except (TransferError, EngineDiedError):
@@ -225,7 +230,7 @@ class Engine:
             except Exception as error:  # noqa: BLE001  as in `_receive`
                 raise EngineDiedError(f"weights {version}: {error}") from None
             self._version = version
-            return Update(time.monotonic() - paused, sum(spec.bytes for spec in tensors))
+            return Update(time.monotonic() - paused, sum(spec.bytes for spec in tensors), checksums.pop())
 
     async def _pause(self, version: int, mode: PauseMode) -> None:
         """Raises TransferError if that takes as long as a transfer may: the coordinator has given it up by then."""

@@ -210,7 +210,9 @@ async def _load_weights(engine: Engine, command: pb.LoadWeights) -> pb.WeightsLo
     with _answering():
         group = command.group if command.HasField("group") else None
         update = await engine.update(command.version, group, specs_from_proto(command.tensors), mode)
-    return pb.WeightsLoaded(version=command.version, pause_seconds=update.pause_seconds, bytes=update.bytes)
+    return pb.WeightsLoaded(
+        version=command.version, pause_seconds=update.pause_seconds, bytes=update.bytes, checksum=update.checksum
+    )
 
 
 def _request_id(assignment: pb.Assignment) -> str:

@@ -39,7 +39,7 @@ from dart.workers.train.errors import (
 from dart.workers.train.passes.runner import release_memory
 from dart.workers.train.senders import Senders, Snapshots, Weights
 from dart.workers.train.trainer import Trainer
-from dart.workers.weights.transfer import TransferError, load_nccl, spec_of, specs_to_proto
+from dart.workers.weights.transfer import TransferError, checksum, load_nccl, spec_of, specs_to_proto
 
 T = TypeVar("T")
 Key = tuple[str, int]
@@ -205,11 +205,15 @@ class TrainRole(WorkerRole):
             self._sending[key] = command.group.group_id
             try:
                 sent = await self._loaded_senders().send(command.group, weights)
+                gloo = command.group.transport == "gloo"  # over NCCL the replica keeps no copy to compare with
+                checked = await asyncio.to_thread(checksum, weights.items()) if gloo else 0
             except TransferError as error:
                 raise CommandError(pb.FAILURE_CODE_TRANSFER, str(error)) from error
             finally:
                 del self._sending[key]
-        return pb.WeightsSent(version=command.version, seconds=time.perf_counter() - started, bytes=sent)
+        return pb.WeightsSent(
+            version=command.version, seconds=time.perf_counter() - started, bytes=sent, checksum=checked
+        )
 
     async def _save(self, command: pb.SaveCheckpoint) -> pb.CheckpointSaved:
         started = time.perf_counter()

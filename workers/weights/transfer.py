@@ -14,6 +14,7 @@ import contextlib
 import hashlib
 import importlib
 import math
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -148,6 +149,23 @@ def plan_buckets(specs: Iterable[TensorSpec], limit_bytes: int) -> Iterator[list
         size += spec.bytes
     if bucket:
         yield bucket
+
+
+def checksum(tensors: Iterable[tuple[str, torch.Tensor]]) -> int:
+    """A number in [0, 2^63) of all names and values, by the rule at `WeightsSent.checksum` in session.proto. Tensors in
+    host memory; their order does not matter."""
+    return sum((zlib.crc32(name.encode()) | 1) * _sum_of_words(tensor) for name, tensor in tensors) % 2**63
+
+
+def _sum_of_words(tensor: torch.Tensor) -> int:
+    import torch
+
+    octets = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    whole = octets.numel() // 8 * 8
+    if octets.storage_offset() % 8:
+        octets = octets.clone()  # a view as words needs an aligned start
+    rest = int.from_bytes(bytes(octets[whole:].tolist()), "little")
+    return int(octets[:whole].view(torch.int64).sum()) + rest
 
 
 def fingerprint(specs: Sequence[TensorSpec]) -> int:

@@ -24,7 +24,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from dart.malloc import release_free_memory
 from dart.workers.weights.gloo import Group, receive
 from dart.workers.weights.owner import end_with_owner
-from dart.workers.weights.transfer import TensorSpec, TransferError, is_adapter, spec_of
+from dart.workers.weights.transfer import TensorSpec, TransferError, checksum, is_adapter, spec_of
 from dart.workers.weights.vllm_adapter import Adapter
 
 
@@ -50,6 +50,10 @@ class Extension:
         engine = self.weight_transfer_engine
         engine.init_transfer_engine(engine.parse_init_info(init_info))
         engine.begin(engine.parse_update_info(update_info))
+
+    def weights_checksum(self) -> int:
+        """Of the tensors that the last transfer brought; 0 over a transport that does not stage them."""
+        return int(getattr(self.weight_transfer_engine, "checksum", 0))
 
     def release_free_memory(self) -> None:
         """Give the kernel back what this process holds free."""
@@ -83,6 +87,7 @@ class _Receiving(threading.Thread):
         self._specs = [TensorSpec(name, dtype, tuple(shape)) for name, dtype, shape in update.tensors]
         self._group, self._init, self._rank = group, init, rank
         self._staged: list[tuple[str, torch.Tensor]] = []
+        self.checksum = 0
         self._error: Exception | None = None
 
     def run(self) -> None:
@@ -98,6 +103,7 @@ class _Receiving(threading.Thread):
                     timeout_seconds=init.timeout_seconds,
                 )
             self._staged = list(receive(self._group, self._specs))
+            self.checksum = checksum(self._staged)
         except Exception as error:  # noqa: BLE001 - whatever it is, `result` raises it
             self._error = error
             if self._group is not None:
@@ -125,6 +131,7 @@ class GlooWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
         self._group: Group | None = None
         self._receiving: _Receiving | None = None
         self._staged: list[tuple[str, torch.Tensor]] = []
+        self.checksum = 0
         self.adapter: Adapter | None = None
         """What takes the tensors, if the model is served with an adapter."""
 
@@ -163,6 +170,7 @@ class GlooWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
             raise TransferError(f"version {update_info.version} is not what was received last")
         self._receiving = None
         self._group, self._staged = receiving.result()
+        self.checksum = receiving.checksum
         if (self.adapter is not None) != is_adapter([spec_of(*named) for named in self._staged]):
             kind = "an adapter" if self.adapter is None else "whole weights"
             self._staged = []

@@ -166,6 +166,7 @@ class WeightSync:
         self._journal.event(
             "sync", replica=replica.name, version=version, seconds=round(seconds, 4),
             pause_seconds=round(pause_seconds, 4), bytes=loaded.bytes, versions=self._replicas.versions,
+            checksum=f"{loaded.checksum:x}",
         )  # fmt: skip
         await self._database.add_sync(
             SyncRecord(version, replica.name, started, started + seconds, pause_seconds, loaded.bytes)
@@ -229,13 +230,16 @@ class WeightSync:
             with ungrouped(InfrastructureError):
                 async with asyncio.timeout(self._settings.timeout_seconds), asyncio.TaskGroup() as ends:
                     answer = ends.create_task(worker.call(receive) if ahead else _load(worker, load))
-                    ends.create_task(self._ranks.send_weights(work, version, group))
+                    sending = ends.create_task(self._ranks.send_weights(work, version, group))
             loaded: pb.WeightsLoaded = answer.result()
             if ahead:
                 drain_seconds = await self._leave_rotation(replica)
                 async with asyncio.timeout(self._settings.timeout_seconds):
                     loaded = await _load(worker, load)
                 loaded.pause_seconds += drain_seconds
+            if loaded.checksum and (sent := sending.result().checksum) not in (0, loaded.checksum):
+                why = f"{replica.name} holds other weights than the trainer has sent as version {version}: their "
+                raise InfrastructureError(f"{why}checksums are {loaded.checksum:x} and {sent:x}", replica.name)
         finally:
             worker.end_assignment(name, 1)
         return loaded

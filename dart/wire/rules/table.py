@@ -144,7 +144,13 @@ RULES: Mapping[str, Mapping[str, Rule]] = {
     },
     "ReceivingWeights": {"assignment": One()},
     "ScreenshotsHeld": {"assignment": One()},
-    "WeightsLoaded": {"assignment": One(), "version": STORED, "pause_seconds": SECONDS, "bytes": STORED},
+    "WeightsLoaded": {
+        "assignment": One(),
+        "version": STORED,
+        "pause_seconds": SECONDS,
+        "bytes": STORED,
+        "checksum": STORED,
+    },
     "Trained": {
         "assignment": One(),
         "update": STORED,
@@ -160,7 +166,7 @@ RULES: Mapping[str, Mapping[str, Rule]] = {
         "trajectory_id": Text(1_024, 1), "step_index": Whole(0, 1 << 20), "entropy": Real(0.0, 1e4), "selected": Yes(),
         "token_entropies": Payload("as many float16 numbers as the step has tokens"),
     },
-    "WeightsSent": {"assignment": One(), "version": STORED, "seconds": SECONDS, "bytes": STORED},
+    "WeightsSent": {"assignment": One(), "version": STORED, "seconds": SECONDS, "bytes": STORED, "checksum": STORED},
     "CheckpointSaved": {"assignment": One(), "path": Text(4_096), "weight_version": STORED, "seconds": SECONDS},
     "Image": {
         "sha256": Octets((0, 32)),

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from syncing.stage import TENSORS, draining, stage
+from syncing.stage import REPLIES, TENSORS, draining, stage
 
 from benchmarks.simulation import virtual_time
 from dart.errors import UserError, ungrouped
@@ -84,6 +84,35 @@ def test_only_a_replica_that_says_that_it_is_as_it_was_serves_until_the_next_try
             assert made.serves == serves
             await made.sync.settled()
             assert made.serves and made.replicas.versions == {"replica": 1}
+
+    virtual_time.run(sync())
+
+
+def test_a_replica_with_other_weights_than_the_trainer_sent_does_not_serve_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def sync() -> None:
+        async with stage(tmp_path, "gloo", capable=True) as made:
+            held = iter([10, 11])
+            monkeypatch.setitem(
+                REPLIES,
+                pb.LoadWeights,
+                lambda it: {
+                    "weights_loaded": pb.WeightsLoaded(assignment=it.assignment, version=1, checksum=next(held))
+                },
+            )
+            monkeypatch.setitem(
+                REPLIES,
+                pb.SendWeights,
+                lambda it: {"weights_sent": pb.WeightsSent(assignment=it.assignment, version=1, checksum=11)},
+            )
+            made.sync.staged(1, TENSORS)
+            while not (failed := made.events("sync_failed")):
+                await asyncio.sleep(0.01)
+            assert "holds other weights than the trainer has sent as version 1" in failed[0]["why"]
+            assert not made.serves
+            await made.sync.settled()
+            assert made.serves and made.events("sync")[0]["checksum"] == "b"
 
     virtual_time.run(sync())
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import struct
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
@@ -18,6 +20,7 @@ from dart.workers.weights.transfer import (
     Sender,
     TensorSpec,
     TransferError,
+    checksum,
     fingerprint,
     make_sender,
     plan_buckets,
@@ -112,6 +115,7 @@ def test_tensors_arrive_as_they_were_sent_again_and_again(
         assert list(arrived.result()) == list(sent)
         for name, tensor in arrived.result().items():
             torch.testing.assert_close(tensor, sent[name], rtol=0, atol=0)
+        assert checksum(arrived.result().items()) == checksum(reversed(sent.items())) != 0
 
 
 def test_a_replica_that_never_comes_costs_the_trainer_the_timeout(group: wpb.TransferGroup) -> None:
@@ -230,6 +234,26 @@ def test_other_tensors_than_agreed_are_an_error_on_both_ends(
         sender.send([("a", torch.zeros(4))])
     with pytest.raises(TransferError, match="different tensors"):
         arrived.result()
+
+
+@pytest.mark.parametrize("changed", ["a value", "two names", "a byte at the end"])
+def test_a_checksum_tells_weights_apart(changed: str) -> None:
+    tensors = {"a": torch.arange(16, dtype=torch.bfloat16), "b": torch.ones(11, dtype=torch.uint8)}
+    before = checksum(tensors.items())
+    match changed:
+        case "a value":
+            tensors["a"][3] += 1
+        case "two names":
+            tensors["a"], tensors["b"] = tensors["b"], tensors["a"]
+        case _:
+            tensors["b"][10] = 2
+    assert checksum(tensors.items()) != before
+
+
+def test_the_checksum_is_the_one_that_the_protocol_describes() -> None:
+    words = struct.pack("<3q", 1, -2, 3)
+    tensor = torch.frombuffer(bytearray(words + b"\x05\x00"), dtype=torch.bfloat16)
+    assert checksum([("weight", tensor)]) == (zlib.crc32(b"weight") | 1) * (1 - 2 + 3 + 5) % 2**63
 
 
 def test_buckets_keep_order_and_limit() -> None:
