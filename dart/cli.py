@@ -24,7 +24,7 @@ from dart.cli_options import (
     take,
 )
 from dart.core.loopback import without_proxy
-from dart.errors import USER_ERROR, UserError, first_of
+from dart.errors import MAY_PASS, USER_ERROR, UserError, first_of
 from dart.launch.command import launch
 from dart.shortage import raise_open_files, shortage
 
@@ -62,7 +62,7 @@ class _Group(click.Group):
         except (OSError, MemoryError, RuntimeError, ExceptionGroup) as error:
             if not (short := shortage(first_of(error))):
                 raise
-            fail(short, 1)  # not USER_ERROR: a worker that ends so may be started again
+            fail(short, MAY_PASS)
 
 
 def fail(message: str, exit_code: int = USER_ERROR) -> NoReturn:

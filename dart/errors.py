@@ -6,8 +6,9 @@ import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-USER_ERROR, INTERRUPTED = 2, 130
-"""Exit codes of dart's commands: for something that the user can fix, and for a run that was told to end early."""
+MAY_PASS, USER_ERROR, INTERRUPTED = 1, 2, 130
+"""Exit codes of dart's commands: for a failure after which the same command may succeed, for something that the user
+can fix, and for a run that was told to end early."""
 NOT_READY = 4
 """Exit code of a worker that gave up starting. However long that took, it has not worked."""
 

@@ -48,11 +48,11 @@ from dart.core.progress import Progress
 from dart.core.status import Status
 from dart.core.types import Task
 from dart.core.usage import EnvState
-from dart.errors import ProcessLost, UserError, first_of, ungrouped
+from dart.errors import MAY_PASS, USER_ERROR, ProcessLost, UserError, first_of, ungrouped
 from dart.job import Collect, Evaluate, Job, Train
 from dart.rundir import Guard, RunDirectory
 from dart.screenshots.stored import StoredScreenshots
-from dart.shortage import spare
+from dart.shortage import shortage, spare
 from dart.store.database import Database
 from dart.store.records import RunState
 from dart.v1 import session_pb2 as pb
@@ -293,9 +293,12 @@ class Run:
         except Exception as error:
             if self._guard is not None:
                 self._guard.look()  # a database that was removed fails in many ways: say what happened
-            if isinstance(error, OSError):
+            short = shortage(first_of(error))
+            if short or isinstance(error, OSError):
                 raise UserError(
-                    f"the run cannot continue: {error}: all finished work is kept; fix it, then continue with --resume"
+                    f"the run cannot continue: {short or error}: all finished work is kept; fix it, then continue with "
+                    "--resume",
+                    exit_code=MAY_PASS if short else USER_ERROR,
                 ) from error
             raise
         return summary

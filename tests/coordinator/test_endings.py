@@ -23,7 +23,7 @@ from dart.coordinator.service.watching import Stalled
 from dart.coordinator.start import Start
 from dart.core.curation.batches import ReleasedGroup
 from dart.core.usage import TrainerState
-from dart.errors import ProcessLost, UserError
+from dart.errors import MAY_PASS, ProcessLost, UserError
 from dart.job import Train
 from dart.rundir import RunDirectory
 from dart.store.engine import DatabaseFailed
@@ -275,9 +275,23 @@ async def test_a_summary_that_does_not_fit_on_the_disk(
 
     monkeypatch.setattr(run, "_phases", done)
     monkeypatch.setattr(run_module, "write_json", full)
-    with pytest.raises(UserError, match=r"No space left on device.*continue with --resume"):
+    with pytest.raises(UserError, match=r"the disk is full: make room there.*continue with --resume"):
         await run.work()
     assert await _ended(run, worker) == RunState.FAILED
+
+
+async def test_a_run_without_memory_says_so_and_that_nothing_is_lost(
+    run: Run, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def without_memory() -> dict[str, Any]:
+        raise MemoryError
+
+    monkeypatch.setattr(run, "_phases", without_memory)
+    with pytest.raises(UserError, match=r"too little memory: .*continue with --resume") as ended:
+        await run.work()
+    assert ended.value.exit_code == MAY_PASS
+    assert await _ended(run, worker) == RunState.FAILED
+    assert "too little memory" in _events(run, "failed")[0]["why"]
 
 
 async def test_a_run_that_cannot_listen(run: Run) -> None:
