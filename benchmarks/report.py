@@ -27,14 +27,11 @@ RESULTS = Path(__file__).parent / "results"
 PAGES = (
     ROOT / "README.md",
     ROOT / "docs" / "efficiency.md",
-    ROOT / "docs" / "ablation.md",
     ROOT / "docs" / "learning.md",
     ROOT / "docs" / "worlds.md",
     ROOT / "docs" / "miniwob.md",
     ROOT / "docs" / "robustness.md",
 )
-HARD = 0.1
-"""Hard, in the experiment on MiniWoB: tasks that the base policy solves in at most this share of its episodes."""
 PAPER = {  # DART, arXiv 2509.23866: coupled, decoupled
     "env_utilisation": (0.122, 0.677),
     "rollout_utilisation": (0.296, 0.467),
@@ -287,29 +284,6 @@ def desktops() -> str | None:
     return table(head, [[f"{row[name]:g}" for name in names] for row in found])
 
 
-def _settings(name: str) -> str | None:
-    if (found := results(name)) is None:
-        return None
-    rows = [
-        [row["setting"], str(row["runs"]), _interval(row["after"]), _interval(row["after_hard"]),
-         f"{row['updates']['mean']:.0f}", f"{row['steps_per_update']['mean']:.0f}",
-         f"{row['staleness']['mean']:.1f}", f"{row['pooled']['mean']:.0f}"]
-        for row in found["table"]
-    ]  # fmt: skip
-    base = found["base"]
-    hard = [rate["mean"] for rate in base["per_task"].values() if rate["mean"] <= HARD]
-    rows.insert(0, ["(base policy)", "", f"{base['mean']:.1%}", f"{sum(hard) / len(hard):.1%}", "", "", "", ""])
-    head = ("setting", "runs", "held-out success", "on the hard tasks", "updates", "environment steps per update",
-            "staleness", "pooled")  # fmt: skip
-    return table(head, rows)
-
-
-def _interval(value: dict[str, Any]) -> str:
-    if value["low"] is None:
-        return f"{value['mean']:.1%}"
-    return f"{value['mean']:.1%} ({value['low']:.1%} to {value['high']:.1%})"
-
-
 def _written(name: str) -> Any:
     """The whole of results/NAME.json, or None if there is no such file."""
     path = RESULTS / f"{name}.json"
@@ -379,7 +353,6 @@ def learning(name: str, rows: Callable[[pages.Results], pages.Table]) -> str | N
     return None if (found := pages.read(name)) is None else table(*rows(found))
 
 
-EXPERIMENTS = ("ablation", "alignment", "controls", "stride")
 TABLES: dict[str, Callable[[], str | None]] = {
     "headline": headline,
     "headline_short": partial(headline, short=True),
@@ -400,14 +373,8 @@ TABLES: dict[str, Callable[[], str | None]] = {
     "soak": soak,
     "faults": faults,
     "fuzzed": fuzzed,
-    **{name: partial(_settings, name) for name in ("ablation", "sensitivity")},
-    **{f"learning_{name}": partial(learning, name, pages.arms) for name in EXPERIMENTS},
-    **{f"learning_{name}_compared": partial(learning, name, pages.comparisons) for name in EXPERIMENTS},
     "learning_pieces": partial(learning, "ablation", partial(pages.below, reference="full")),
     "learning_own": partial(learning, "controls", partial(pages.below, reference="own-pool")),
-    "learning_temperatures": partial(learning, "controls", pages.temperatures),
-    "learning_alignment_collapses": partial(learning, "alignment", pages.collapses),
-    "learning_wallclock": partial(learning, "wallclock", pages.times),
     "learning_wallclock_batches": partial(learning, "wallclock_batches", pages.times),
 }
 

@@ -21,11 +21,7 @@ DESCRIPTORS = ROOT / "build" / "protocol.binpb"
 """The compiled .proto files with their comments; `make docs` makes it."""
 FROM_ELSEWHERE = {"security.md": "SECURITY.md", "contributing.md": "CONTRIBUTING.md"}
 RESULTS = "benchmarks/results/"
-PICTURES = (
-    "sensitivity.png",
-    "ablation.png",
-    *(f"learning/{path.name}" for path in sorted((ROOT / RESULTS / "learning").glob("*.png"))),
-)
+PICTURES = tuple(f"learning/{path.name}" for path in sorted((ROOT / RESULTS / "learning").glob("*.png")))
 """Below RESULTS; on the site they lie beside the pages, `learning/x.png` as `learning-x.png`."""
 _SCALARS = {number: name.removeprefix("TYPE_").lower() for name, number in FieldDescriptorProto.Type.items()}
 Comments = Mapping[tuple[int, ...], str]

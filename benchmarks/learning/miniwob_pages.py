@@ -58,30 +58,30 @@ def cautions(found: Results) -> Table:
 
 
 def attempts(found: Results) -> Table:
-    rows = [
-        (f"`{one.task}`", one.how, str(len(one.rewards) + one.without_verdict + one.failed), _range(one.rewards),
-         str(one.full), str(one.without_verdict + one.failed))
-        for one in found.attempts
-    ]  # fmt: skip
-    return ("task", "script", "episodes", "reward", "of exactly 1", "without a verdict"), rows
+    return ("task", "script", "reward"), [(f"`{one.task}`", one.how, _earned(one)) for one in found.attempts]
+
+
+def _earned(one: Outcome) -> str:
+    """Its rewards, and how often a full 1 where that is not said by them."""
+    if not one.rewards:
+        return "no verdict"
+    episodes = len(one.rewards) + one.without_verdict + one.failed
+    some = f" (1 in {one.full} of {episodes})" if 0 < one.full < episodes else ""
+    return _range(one.rewards) + some
 
 
 def tasks(found: Results) -> Table:
-    rows = [
-        (f"`{row.task}`", "yes" if row.starts else row.problem or "no", _span(row.instruction_characters),
-         f"{row.start_ms:.0f}", f"{row.own_limit_seconds:g}",
-         f"after {row.ends_alone_seconds:g} s" if row.ends_alone_seconds is not None else "",
-         "yes" if row.changes_alone else "", ", ".join(row.actions),
-         f"{row.ended_by_random_steps} of {row.episodes}", _range(row.rewards))
-        for row in found.rows
-    ]  # fmt: skip
-    head = ("task", "starts", "characters of instruction", "ms to start", "own limit, s", "ends by itself",
-            "moves by itself", "beside clicks", "ended by random actions", "reward then")  # fmt: skip
-    return head, rows
+    """Names by what a page shows at the start beside things to click on, the most first."""
+    of: dict[str, list[str]] = {}
+    for row in found.rows:
+        of.setdefault(" and ".join(row.actions) or "nothing else", []).append(f"`{row.task}`")
+    return ("beside clicks", "tasks"), [
+        (f"{what} ({len(names)})", ", ".join(names)) for what, names in sorted(of.items(), key=_most_first)
+    ]
 
 
-def _span(ends: tuple[int, int]) -> str:
-    return str(ends[0]) if ends[0] == ends[1] else f"{ends[0]} to {ends[1]}"
+def _most_first(group: tuple[str, list[str]]) -> int:
+    return -len(group[1])
 
 
 def _range(values: Sequence[float]) -> str:

@@ -23,31 +23,15 @@ class Arm(TypedDict):
     arm: str
     runs: int
     endpoints: Mapping[str, Estimate]
-    env_steps: Estimate
-    updates: Estimate
-    staleness: Estimate
-    stale: Estimate
-    pooled: Estimate
 
 
 class Comparison(TypedDict):
     endpoint: str
-    primary: bool
     reference: str
     arm: str
     difference: Estimate
     p: float | None
     p_holm: float | None
-    p_unpaired: float | None
-    smallest: float | None
-
-
-class Course(TypedDict):
-    seed: int
-    peak: float
-    lowest_after_peak: float
-    last: float
-    collapsed_at: int | None
 
 
 class Ratio(TypedDict):
@@ -64,16 +48,12 @@ class Ratio(TypedDict):
 class Results(TypedDict):
     complete: bool
     missing: list[str]
-    base: Mapping[str, Estimate] | None
     arms: list[Arm]
     comparisons: list[Comparison]
     notes: NotRequired[list[str]]
-    courses: NotRequired[Mapping[str, list[Course]]]
-    fisher_p: NotRequired[float | None]
     seconds: NotRequired[Mapping[str, Mapping[str, Mapping[str, float | None]]]]
     updates: NotRequired[Mapping[str, Mapping[str, Mapping[str, float | None]]]]
     ratios: NotRequired[list[Ratio]]
-    temperatures: NotRequired[Mapping[str, Mapping[str, float]]]
 
 
 def read(name: str) -> Results | None:
@@ -82,32 +62,6 @@ def read(name: str) -> Results | None:
         return None
     found: Results = json.loads(path.read_text(encoding="utf-8"))["results"]
     return found
-
-
-def arms(found: Results) -> Table:
-    """Each arm's success at every endpoint, the base policy first."""
-    names = list(dict.fromkeys(name for row in found["arms"] for name in row["endpoints"]))
-    head = ("arm", "runs", *names, "environment steps", "updates", "staleness", "stale", "pooled")
-    rows = [
-        [row["arm"], str(row["runs"]), *(percent(row["endpoints"].get(name)) for name in names),
-         f"{row['env_steps']['mean']:,.0f}", f"{row['updates']['mean']:.0f}", f"{row['staleness']['mean']:.1f}",
-         f"{row['stale']['mean']:.1%}", f"{row['pooled']['mean']:.0f}"]
-        for row in found["arms"]
-    ]  # fmt: skip
-    if (base := found["base"]) is not None:
-        rows.insert(0, ["(base policy)", "", *(percent(base.get(name)) for name in names), *[""] * 5])
-    return head, rows + _incomplete(found, len(head)) + _notes(found, len(head))
-
-
-def comparisons(found: Results) -> Table:
-    head = ("endpoint", "compared", "points", "p", "p, Holm", "p, Welch", "would have been found, points", "seeds")
-    rows = [
-        [one["endpoint"], f"{one['reference']} - {one['arm']}", points(one["difference"]),
-         p_value(one["p"]), p_value(one["p_holm"]), p_value(one["p_unpaired"]),
-         "" if one["smallest"] is None else f"{100 * one['smallest']:.1f}", str(one["difference"]["n"])]
-        for one in found["comparisons"]
-    ]  # fmt: skip
-    return head, rows + _incomplete(found, len(head))
 
 
 def below(found: Results, reference: str, levels: str = "medium and hard") -> Table:
@@ -138,27 +92,6 @@ def _below(one: Comparison) -> str:
     interval = "" if low is None or high is None else f" ({100 * low:.0f} to {100 * high:.0f})"
     p = one["p"] if one["p_holm"] is None else one["p_holm"]
     return f"{100 * difference['mean']:.0f} points{interval}, p = {p_value(p)}".replace("= <", "<")
-
-
-def collapses(found: Results) -> Table:
-    """Every run's course, and Fisher's exact test over seeds."""
-    head = ("arm", "seed", "peak", "lowest after it", "last", "below half its peak at update")
-    rows = [
-        [arm, str(one["seed"]), f"{one['peak']:.1%}", f"{one['lowest_after_peak']:.1%}", f"{one['last']:.1%}",
-         "never" if one["collapsed_at"] is None else str(one["collapsed_at"])]
-        for arm, courses in found.get("courses", {}).items()
-        for one in courses
-    ]  # fmt: skip
-    rows.append(["Fisher's exact test", "", "", "", "", f"p = {p_value(found.get('fisher_p'))}"])
-    return head, rows + _incomplete(found, len(head))
-
-
-def temperatures(found: Results) -> Table:
-    """The base policy's held-out success at several temperatures."""
-    at = found.get("temperatures", {})
-    levels = list(dict.fromkeys(level for by_level in at.values() for level in by_level))
-    rows = [[one, *(f"{by_level[level]:.1%}" for level in levels)] for one, by_level in at.items()]
-    return ("base policy at temperature", *levels), rows
 
 
 def times(found: Results) -> Table:

@@ -106,10 +106,6 @@ def test_collapses_are_tested_over_seeds() -> None:
     assert found["fisher_p"] == pytest.approx(2 / 252)
     assert collapses({"with-w": {0: good}}, ALIGNMENT)["fisher_p"] is None
     alignment.show(found)
-    told: Any = {"complete": True, "missing": [], **found}
-    head, rows = pages.collapses(told)
-    assert all(len(row) == len(head) for row in rows) and rows[-1][-1] == "p = 0.008"
-    assert [row[-1] for row in rows[4:6]] == ["never", "26"]
 
 
 # ---- wall time ----
@@ -331,8 +327,6 @@ def test_controls_are_reported_beside_the_ablation(
     first = results["comparisons"][0]
     assert (first["reference"], first["arm"], first["p_holm"]) == ("full", "imitation", None)
     assert first["difference"]["mean"] == pytest.approx(0.15)
-    head, rows = pages.temperatures(results)
-    assert head == ("base policy at temperature", "easy", "medium", "hard", "all") and len(rows) == 2
 
 
 def test_controls_are_complete_with_the_arms_that_they_are_compared_with(

@@ -391,21 +391,16 @@ def test_the_report_names_restarted_runs_and_what_made_them(capsys: pytest.Captu
     assert commits == "the 4 runs were made by 2 commits: c (in 4 of them), d (in 1 of them)"
     assert changed == "1 of the 4 runs were made with changed files: full-0 (dart/x.py)"
     assert restarted == "training was started more than once in 1 of the 4 runs: none-1 (3 starts)"
-    found: Any = json.loads(json.dumps(findings.as_json(made, PROTOCOL, []) | {"base": None}))
-    _, rows = pages.arms(found)
-    assert [row[0] for row in rows[-3:]] == [f"note: {one}" for one in (commits, changed, restarted)]
-    showing.show_notes(found["notes"])
+    assert findings.as_json(made, PROTOCOL, [])["notes"] == [commits, changed, restarted]
+    showing.show_notes([commits, changed, restarted])
     assert capsys.readouterr().out.startswith("NOTE: the 4 runs were made by 2 commits")
 
 
-def test_the_share_of_stale_trajectories_is_in_the_table() -> None:
+def test_the_share_of_stale_trajectories_is_of_all_sampled() -> None:
     made = runs({"full": [0.6, 0.7]})
     made["full"][0]["dropped"] = {"stale": 16, "all succeeded": 40}
     (row,) = findings.arm_rows(made, PROTOCOL)
     assert row.stale.mean == pytest.approx((16 / 80 + 0) / 2), "of 80 trajectories each"
-    found: Any = json.loads(json.dumps(findings.as_json(made, PROTOCOL, []) | {"base": None}))
-    head, rows = pages.arms(found)
-    assert rows[0][head.index("stale")] == "10.0%"
     imitated = made["full"][0] | {"trajectories": 0, "dropped": {}}
     assert findings.stale(imitated) == 0.0, "of a run without roll-outs"
 
@@ -417,15 +412,10 @@ def test_numbers_for_people() -> None:
 
 
 def test_pages_have_the_same_numbers_and_say_what_is_missing() -> None:
-    found: Any = findings.as_json(runs(), PROTOCOL, [("without-pool", 5)]) | {"base": None}
-    found = json.loads(json.dumps(found))
-    head, rows = pages.arms(found)
-    assert len(rows) == 6 and all(len(row) == len(head) for row in rows)
-    assert rows[0][:3] == ["full", "5", "62.0% (57.6% to 66.4%)"]
-    assert rows[-1][0] == "**incomplete: 1 runs are missing**"
-    head, rows = pages.comparisons(found)
-    assert rows[0][:3] == ["medium and hard, sampled", "full - none", "+38.0 (+33.7 to +42.3)"]
+    found: Any = json.loads(json.dumps(findings.as_json(runs(), PROTOCOL, [("without-pool", 5)])))
     head, rows = pages.below(found, "full")
+    assert len(rows) == 6 and all(len(row) == len(head) for row in rows)
+    assert rows[0][:2] == ["full, 5 runs", "62.0% (57.6% to 66.4%)"]
     assert head[1:3] == ("medium and hard, sampled", "below full by") and rows[0][2] == "", "the whole comes first"
     assert rows[-2][0] == "none, 5 runs" and rows[-2][2] == "38 points (34 to 42), p < 0.001"
     assert rows[-1][0] == "**incomplete: 1 runs are missing**"

@@ -15,8 +15,6 @@ from dart.cli import main
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")),
          *sorted((ROOT / "examples").glob("*/README.md"))]  # fmt: skip
-PAST = {"decisions.md"}
-"""Says what was true on a day."""
 
 
 def commands(page: Path) -> Iterator[str]:
@@ -53,8 +51,6 @@ def wrong(command: str) -> str:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_exist(page: Path) -> None:
-    if page.name in PAST:
-        pytest.skip("a page of the past")
     found = {command: told for command in commands(page) if (told := wrong(command))}
     assert found == {}
 
