@@ -274,8 +274,7 @@ class TrajectoryDetail:
     """The world's verdict on the state that an episode left behind whose reward is 0 for another reason."""
     steps: tuple[StepDetail, ...]
     last_image: ImageRef | None
-    """The screen after the last action; None if no step's action changed it after its screenshot, or it was not
-    kept."""
+    """The screen after the last action; None if no action followed the last step's screenshot, or it was not kept."""
     siblings: tuple[TrajectoryRow, ...]
     """The group's trajectories, this one among them."""
     older: str
