@@ -137,8 +137,8 @@ class _Watched(Env):
     async def judge(self, last: Action, at_limit: bool) -> Verdict:
         return await self._named(f"judge({last}, at_limit={at_limit})", self._env.judge(last, at_limit))
 
-    async def conclude(self, action: Action) -> None:
-        await self._named(f"conclude({action})", self._env.conclude(action))
+    async def conclude(self, action: Action) -> Image:
+        return await self._named(f"conclude({action})", self._env.conclude(action))
 
     async def probe(self) -> bool:
         return await self._named("probe()", self._env.probe())
@@ -222,7 +222,8 @@ async def _judges(case: _Case, env: Env) -> None:
         await env.reset(task)
         _judged(await env.judge(last, False), f"judge({last}, at_limit=False)")
     await env.reset(task)
-    await env.conclude(Observe())
+    shown: object = await env.conclude(Observe())
+    _expect(shown is None or isinstance(shown, Image), f"conclude(Observe()) gave {shown!r}, not an Image")
     _judged(await env.judge(Observe(), True), "judge(Observe(), at_limit=True)")
 
 

@@ -39,7 +39,7 @@ class Env(Protocol):
         """Start an episode of the task. The observation has the instruction."""
 
     async def act(self, action: Action, last: bool) -> Observation:
-        """Carry the action out. If it is the `last`, no screenshot is needed, only the verdict."""
+        """Carry the action out. If it is the `last`, only the verdict is needed; a screenshot that comes is kept."""
 
     async def judge(self) -> Observation | None:
         """The verdict on the state as it is: the policy's text was not an action. None if that fails."""
@@ -127,6 +127,7 @@ async def run_episode(env: Env, policy: Policy, spec: EpisodeSpec, grammar: Gram
         state_judged=state is not None,
         state_reward=state.reward if state else 0.0,
         state_success=state is not None and state.reward >= spec.success_threshold,
+        last_image=_last_image(observation, termination),
         **{name: getattr(verdict, name) for name in VERDICT},
     )
 
@@ -159,6 +160,12 @@ def _read(generation: Generation, grammar: Grammar, image: Image) -> tuple[Actio
     except ParseError as error:
         return None, str(error), ""
     return action, "", " ".join(rules)
+
+
+def _last_image(observation: Observation, termination: Termination) -> Image | None:
+    """The screen after the last action, which no step shows; after text that is no action, the last step shows it."""
+    there = observation.image.sha256 and termination is not Termination.UNPARSABLE
+    return observation.image if there else None
 
 
 def _termination(action: Action, observation: Observation, at_limit: bool) -> Termination | None:

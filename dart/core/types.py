@@ -6,7 +6,7 @@ They are plain and frozen; state that changes (statistics, groups) is documented
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import get_type_hints
@@ -215,11 +215,21 @@ class Trajectory:
     episodes count that; training does not."""
     state_reward: float = 0.0
     state_success: bool = False
+    last_image: Image | None = None
+    """The screen after the last action, for people alone; None where the last step's own screenshot is the last, or
+    nothing was sent."""
 
     @property
     def oldest_version(self) -> int:
         """The weight version of the oldest sampled token, from which staleness is counted."""
         return min([span.version for step in self.steps for span in step.generation.versions])
+
+    @property
+    def images(self) -> Iterator[Image]:
+        """Every picture that it refers to."""
+        yield from (image for step in self.steps for image in step.images)
+        if self.last_image is not None:
+            yield self.last_image
 
     @property
     def newest_version(self) -> int:
@@ -234,7 +244,7 @@ def without_bytes(trajectory: Trajectory) -> Trajectory:
         return bare.setdefault(image.sha256, replace(image, data=b"") if image.data else image)
 
     steps = tuple(replace(step, images=tuple(map(of, step.images))) for step in trajectory.steps)
-    return replace(trajectory, steps=steps)
+    return replace(trajectory, steps=steps, last_image=of(trajectory.last_image) if trajectory.last_image else None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -193,6 +193,8 @@ class TrajectoryRow:
     started: float
     finished: float
     screenshots_kept: bool
+    thumbnail: str
+    """The digest of the last screen that it shows; empty if there is none, or none any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,6 +273,8 @@ class TrajectoryDetail:
     state_reward: float | None
     """The world's verdict on the state that an episode left behind whose reward is 0 for another reason."""
     steps: tuple[StepDetail, ...]
+    last_image: ImageRef | None
+    """The screen after the last action; None if no action followed the last step's screenshot, or it was not kept."""
     siblings: tuple[TrajectoryRow, ...]
     """The group's trajectories, this one among them."""
     older: str

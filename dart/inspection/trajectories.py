@@ -28,19 +28,21 @@ from dart.inspection.records import (
 from dart.inspection.tokens import Decoder, find_tokenizer, token_texts
 from dart.inspection.wording import action_label
 from dart.store import tables as t
-from dart.store.records import step_from_row
+from dart.store.records import last_image_json, step_from_row
 
 MOST_ROWS = 500
 _c, _g, _s = t.trajectories.c, t.groups.c, t.steps.c
 
 
 _ROW = TypeAdapter(TrajectoryRow)
-_EMPTY = TrajectoryRow("", "", "", "", "", 0, "", "", 0.0, False, 0, 0, "", "", 0, None, None, 0.0, 0.0, False)
+_EMPTY = TrajectoryRow("", "", "", "", "", 0, "", "", 0.0, False, 0, 0, "", "", 0, None, None, 0.0, 0.0, False, "")
 
 
 def rows_with_kind() -> Select[Any]:
-    """Every trajectory with its group's kind."""
-    return select(t.trajectories, _g.kind.label("kind")).join(t.groups, _g.id == _c.group_id)
+    """Every trajectory with its group's kind, and the images of its last step."""
+    last = select(_s.images_json).where(_s.trajectory_id == _c.id).order_by(_s["index"].desc()).limit(1)
+    images = last.correlate(t.trajectories).scalar_subquery().label("last_images_json")
+    return select(t.trajectories, _g.kind.label("kind"), images).join(t.groups, _g.id == _c.group_id)
 
 
 def trajectory_row(row: RowMapping) -> TrajectoryRow:
@@ -49,6 +51,7 @@ def trajectory_row(row: RowMapping) -> TrajectoryRow:
             "pooled_from", "attempt", "oldest_version", "newest_version", "started", "finished", "screenshots_kept",
             "kind")  # fmt: skip
     told = {"group": row["group_id"], "task": row["task_name"], **{name: row[name] for name in same}}
+    told["thumbnail"] = _thumbnail(row)
     try:
         return _ROW.validate_python(told)
     except ValidationError as error:
@@ -56,6 +59,17 @@ def trajectory_row(row: RowMapping) -> TrajectoryRow:
         fate = "damaged: " + ", ".join(f"{name}: {why}" for name, why in wrong.items())
         told.pop("fate")
         return replace(_EMPTY, **{name: value for name, value in told.items() if name not in wrong}, fate=fate)
+
+
+def _thumbnail(row: RowMapping) -> str:
+    """A damaged row has none: what is wrong with it, its own page says."""
+    if not row["screenshots_kept"]:
+        return ""
+    try:
+        last = last_image_json(row["more_json"]) or read_json(row["last_images_json"] or "[]")[-1]
+        return str(last[0])
+    except (ValueError, TypeError, LookupError):
+        return ""
 
 
 async def trajectories(
@@ -130,6 +144,7 @@ async def trajectory(files: RunFiles, trajectory_id: str) -> TrajectoryDetail:
             evidence=_evidence(row["evidence_json"]),
             state_reward=float(more["state_reward"]) if more.get("state_judged") else None,
             steps=tuple(details),
+            last_image=_image(held, last) if (last := last_image_json(row["more_json"])) else None,
             siblings=tuple(trajectory_row(one) for one in siblings),
             older=_neighbour(connection, row, older=True),
             newer=_neighbour(connection, row, older=False),

@@ -206,7 +206,7 @@ class Database(Reader):
 
         An image without bytes must be in the blob store. Raises BlobError, and OSError where a directory fails.
         """
-        await self.blobs.put_many_async(image for step in trajectory.steps for image in step.images)
+        await self.blobs.put_many_async(trajectory.images)
         failpoint("screenshots-put")
         await self.write(lambda connection: self._insert_trajectory(connection, trajectory, attempt))
 
@@ -217,7 +217,7 @@ class Database(Reader):
 
     async def add_collected(self, successes: Sequence[Trajectory], added: float) -> None:
         """Stores successes from elsewhere, each with its images' bytes, in closed groups: all of them or none."""
-        await self.blobs.put_many_async(image for one in successes for step in one.steps for image in step.images)
+        await self.blobs.put_many_async(image for one in successes for image in one.images)
         groups = {one.group_id: one.task for one in successes}
         planned = Counter(one.group_id for one in successes)
         rows = [

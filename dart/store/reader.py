@@ -266,7 +266,8 @@ class Reader:
         return await self._reader.run(read)
 
     async def with_images(self, stored: r.StoredTrajectory) -> r.StoredTrajectory:
-        """With the bytes of its screenshots. Raises BlobError, and OSError where a directory fails."""
+        """With the bytes of its steps' screenshots, and without those of its last image, which no prompt has. Raises
+        BlobError, and OSError where a directory fails."""
         steps = stored.trajectory.steps
         blobs = await self.blobs.get_many_async(image.sha256 for step in steps for image in step.images)
 

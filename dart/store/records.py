@@ -2,14 +2,14 @@
 
 A trajectory read back equals the one written, with two exceptions: log-probabilities have float32 precision (as on the
 wire), and images have no bytes unless they are asked for. Numbers, texts and flags of a record that have no column of
-their name are kept together in `more_json`, so that a new one needs no edit here and no migration; where a row was
-written without one, it has its default.
+their name, and a trajectory's last image, are kept together in `more_json`, so that a new one needs no edit
+here and no migration; where a row was written without one, it has its default.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -19,7 +19,7 @@ from sqlalchemy import RowMapping, Table
 from dart.core.action_json import action_from_json, action_to_json
 from dart.core.curation.planning import Result
 from dart.core.fates import PENDING, dropped
-from dart.core.json_text import read_json, read_object, to_json
+from dart.core.json_text import JSON, read_json, read_object, to_json
 from dart.core.packing import pack, unpack
 from dart.core.types import Generation, Image, Step, Task, Termination, Trajectory, VersionSpan, plain_fields
 from dart.store import tables
@@ -179,8 +179,10 @@ _STEP, _MORE_STEP = _columns_of(Step, tables.steps)
 _GENERATION, _MORE_GENERATION = _columns_of(Generation, tables.steps)
 
 
-def _more(*sources: tuple[object, tuple[str, ...]]) -> str | None:
+def _more(*sources: tuple[object, tuple[str, ...]], last_image: Image | None = None) -> str | None:
     values = {name: getattr(source, name) for source, names in sources for name in names}
+    if last_image is not None:
+        values["last_image"] = _image_to_json(last_image)
     return to_json(values) if values else None
 
 
@@ -189,6 +191,20 @@ def _from_more(row: RowMapping, names: tuple[str, ...]) -> Mapping[str, Any]:
     text = row["more_json"] if names else None
     values = read_object(text) if text else {}
     return {name: values[name] for name in names if values.get(name) is not None}
+
+
+def _image_to_json(image: Image) -> list[JSON]:
+    return [image.sha256.hex(), image.media_type, image.width, image.height]
+
+
+def _image_from_json(one: Sequence[Any]) -> Image:
+    sha256, media_type, width, height = one
+    return Image(bytes.fromhex(sha256), media_type, width, height)
+
+
+def last_image_json(more_json: str | None) -> Sequence[Any] | None:
+    """A trajectory's last image, as a step's `images_json` holds one."""
+    return read_object(more_json or "{}").get("last_image")
 
 
 def trajectory_to_row(trajectory: Trajectory, run_id: str, attempt: int) -> dict[str, object]:
@@ -208,7 +224,7 @@ def trajectory_to_row(trajectory: Trajectory, run_id: str, attempt: int) -> dict
         "advantages_json": None,
         "fate": PENDING,
         "evidence_json": trajectory.evidence_json or None,
-        "more_json": _more((trajectory, _MORE_TRAJECTORY)),
+        "more_json": _more((trajectory, _MORE_TRAJECTORY), last_image=trajectory.last_image),
     }
 
 
@@ -224,14 +240,14 @@ def step_to_row(step: Step, trajectory_id: str) -> dict[str, object]:
         "logprobs": pack("f", g.logprobs),
         "mean_logprob": sum(g.logprobs) / len(g.logprobs) if g.logprobs else None,
         "versions_json": json.dumps([[s.version, s.start, s.end] for s in g.versions]),
-        "images_json": json.dumps([[i.sha256.hex(), i.media_type, i.width, i.height] for i in step.images]),
+        "images_json": json.dumps([_image_to_json(image) for image in step.images]),
         "more_json": _more((step, _MORE_STEP), (g, _MORE_GENERATION)),
     }
 
 
 def screenshot_rows(trajectory: Trajectory) -> list[dict[str, object]]:
     """One row for each screenshot that the trajectory refers to."""
-    digests = {image.sha256 for step in trajectory.steps for image in step.images}
+    digests = {image.sha256 for image in trajectory.images}
     return [{"sha256": digest, "trajectory_id": trajectory.id} for digest in sorted(digests)]
 
 
@@ -239,7 +255,7 @@ def step_from_row(row: RowMapping) -> Step:
     action = row["action_json"]
     generation = {name: row[name] for name in _GENERATION}
     return Step(
-        images=tuple(Image(bytes.fromhex(d), m, w, h) for d, m, w, h in read_json(row["images_json"])),
+        images=tuple(_image_from_json(one) for one in read_json(row["images_json"])),
         generation=Generation(
             unpack("I", row["prompt_token_ids"]),
             unpack("I", row["token_ids"]),
@@ -267,6 +283,7 @@ def trajectory_from_row(row: RowMapping, steps: Iterable[Step]) -> StoredTraject
         termination=Termination(row["termination"]),
         **values,
         **_from_more(row, _MORE_TRAJECTORY),
+        last_image=_image_from_json(last) if (last := last_image_json(row["more_json"])) else None,
     )
     advantages = tuple(read_json(row["advantages_json"] or "[]"))
     return StoredTrajectory(trajectory, row["attempt"], advantages, row["fate"], row["screenshots_kept"])

@@ -31,7 +31,7 @@ from pydantic import BaseModel, ConfigDict
 from dart.core.action import Action
 from dart.core.action_json import KINDS
 from dart.core.cutting import encodable
-from dart.core.types import Observation, Task
+from dart.core.types import Image, Observation, Task
 
 MOST_EVIDENCE_BYTES = 64 << 10
 
@@ -183,7 +183,8 @@ class Env(Plug, ABC):
 
     @abstractmethod
     async def act(self, action: Action) -> Observation:
-        """Carry out the action as real input, and return a new screenshot. `done`: the world itself ended the episode.
+        """Carry out the action as real input, and return a new screenshot. `done`: the world itself ended the episode;
+        then a screenshot is kept, but not needed (`NO_IMAGE`).
 
         `finish` is never passed here, only to `judge`.
         """
@@ -197,9 +198,10 @@ class Env(Plug, ABC):
         status and its answer.
         """
 
-    async def conclude(self, action: Action) -> None:
-        """Carry out the last action before the step limit: like `act`, but nobody needs its screenshot."""
-        await self.act(action)
+    async def conclude(self, action: Action) -> Image:
+        """Carry out the last action before the step limit. Its screenshot is only for people: return `NO_IMAGE`, or
+        nothing, if there is none."""
+        return (await self.act(action)).image
 
     async def probe(self) -> bool:
         """Whether it is alive and usable. Called before it is offered, and before a reward of 0 is believed."""
@@ -233,8 +235,8 @@ class SyncEnv(Plug, ABC):
     @abstractmethod
     def judge(self, last: Action, at_limit: bool) -> Verdict: ...
 
-    def conclude(self, action: Action) -> None:
-        self.act(action)
+    def conclude(self, action: Action) -> Image:
+        return self.act(action).image
 
     def probe(self) -> bool:
         return True

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from dart.core.action import Action
-from dart.core.types import Observation, Task
+from dart.core.types import Image, Observation, Task
 from dart.worlds.contract import Env, SyncEnv, Verdict
 
 T = TypeVar("T")
@@ -128,8 +128,8 @@ class Threaded(Env):
     async def judge(self, last: Action, at_limit: bool) -> Verdict:
         return await self._thread.call(lambda: self.env.judge(last, at_limit))
 
-    async def conclude(self, action: Action) -> None:
-        await self._thread.call(lambda: self.env.conclude(action))
+    async def conclude(self, action: Action) -> Image:
+        return await self._thread.call(lambda: self.env.conclude(action))
 
     async def probe(self) -> bool:
         return not self._thread.waiting and await self._thread.call(self.env.probe)

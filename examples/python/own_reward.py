@@ -7,7 +7,7 @@ say, where slow solutions are to count as well.
 """
 
 from dart.workers.env.miniwob import MiniWob, MiniWobEnv
-from dart.worlds import Action, Task, Verdict
+from dart.worlds import Action, Image, Task, Verdict
 
 
 def reward(solved: float, actions: int) -> float:
@@ -20,10 +20,10 @@ class BriskEnv(MiniWobEnv):
         self.taken = 0
         return await super().begin(task)
 
-    async def conclude(self, action: Action) -> None:
+    async def conclude(self, action: Action) -> Image:
         """Every action of an episode comes through here."""
         self.taken += 1
-        await super().conclude(action)
+        return await super().conclude(action)
 
     async def grade(self) -> tuple[bool, Verdict]:
         over, verdict = await super().grade()

@@ -20,7 +20,7 @@ from dart.coordinator.fleet.environments import Underway
 from dart.coordinator.service import housekeeping
 from dart.coordinator.service.housekeeping import Housekeeping
 from dart.coordinator.service.journal import Journal
-from dart.core.types import Task
+from dart.core.types import Image, Task
 from dart.errors import UserError
 from dart.rundir import Guard, RunDirectory
 from dart.screenshots.directory import ScreenshotDirectory, StoredFile, file_name
@@ -53,12 +53,14 @@ class Rig:
 
     async def group(
         self, name: str, state: r.GroupState, *, update: int | None = None,
-        kind: r.GroupKind = r.GroupKind.TRAINING, task: Task = TASK,
+        kind: r.GroupKind = r.GroupKind.TRAINING, task: Task = TASK, last_image: Image | None = None,
     ) -> None:  # fmt: skip
         """A group of one trajectory, whose screenshots are long there."""
         await self.database.open_group(name, task, 1, 1.0, kind=kind)
         number = int(name.rpartition("-")[2])
         one = trajectory(name, name, task, finished=float(number), steps=STEPS)
+        if last_image is not None:
+            one = replace(one, last_image=last_image)
         await self.database.add_trajectory(one)
         if state is not r.GroupState.OPEN:
             closed = r.GroupState.RELEASED if state is r.GroupState.CONSUMED else state
@@ -67,6 +69,8 @@ class Rig:
             await self.database.consume_groups([name], update)
         for step in one.steps:
             self.age(step.images[-1].sha256)
+        if last_image is not None:
+            self.age(last_image.sha256)
 
     def age(self, digest: bytes) -> None:
         os.utime(self.screenshots.root / file_name(digest), (OLD, OLD))
@@ -108,6 +112,18 @@ async def test_screenshots_of_attempts_that_failed_go_after_a_while(rig: Rig) ->
     assert not rig.database.blobs.has(failed.sha256)
     assert rig.database.blobs.has(fresh.sha256)
     assert await rig.kept() == {"g-1"}
+
+
+async def test_a_last_image_stays_as_long_as_its_trajectory_has_screenshots(rig: Rig) -> None:
+    last = [image("after the last action of 1"), image("of 2")]
+    await rig.group("g-1", r.GroupState.DROPPED, last_image=last[0])
+    await rig.group("g-2", r.GroupState.OPEN, last_image=last[1])
+    every = [rig.screenshots.root / file_name(one.sha256) for one in last]
+    await rig.keeping().sweep(rig.screenshots)
+    assert [file.exists() for file in every] == [True, True]
+    await rig.keeping(screenshot_bytes=1).sweep(rig.screenshots)
+    assert [file.exists() for file in every] == [False, True]
+    assert await rig.kept() == {"g-2"}
 
 
 async def test_an_episode_keeps_what_it_has_seen_for_as_long_as_it_runs(

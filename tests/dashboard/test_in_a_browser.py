@@ -182,6 +182,29 @@ def test_the_evidence_of_the_verdict_is_beside_the_last_screenshot(page: Page, t
     page.get_by_text(re.compile("the screen after it is not kept|this is the last screen")).wait_for()
 
 
+def test_the_screen_after_the_last_action_comes_last(page: Page, tour: Tour, run: RunDirectory) -> None:
+    first_screen = "select json_extract(images_json, '$[0]') from steps where trajectory_id = 'g000003-1' limit 1"
+    last = f"json_object('last_image', json(({first_screen})))"
+    execute(run, (f"update trajectories set more_json = {last} where id = 'g000003-1'", ()))
+    page.goto(f"{tour.address}/runs/{run.name}/trajectories/g000003-1")
+    page.get_by_text("Step 1 of").wait_for()
+    page.keyboard.press("End")
+    page.get_by_role("img", name="Screenshot after the last action").wait_for()
+    page.get_by_role("heading", name="The verdict").wait_for()
+    page.get_by_text("This is the screen after the last action.").wait_for()
+    assert page.get_by_role("heading", name="Action").count() == 0
+    page.keyboard.press("ArrowLeft")
+    page.get_by_role("heading", name="Action").wait_for()
+    assert page.get_by_role("heading", name="The verdict").count() == 0, "the screen that it is about comes next"
+
+
+def test_a_row_of_trajectories_shows_the_last_screen(page: Page, tour: Tour) -> None:
+    tour.visit(page, "trajectories")
+    picture = page.locator("tbody tr[data-row='0'] td:nth-child(2) img")
+    picture.wait_for()
+    page.wait_for_function("image => image.naturalWidth > 0", arg=picture.element_handle())
+
+
 def test_trajectories_that_train_come_first_and_evaluations_are_chosen(page: Page, tour: Tour) -> None:
     tour.visit(page, "trajectories")
     first = page.locator("tbody tr[data-row='0']")

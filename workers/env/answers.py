@@ -16,6 +16,7 @@ from dart.core.types import Image, Observation
 from dart.screenshots.header import BadHeader, check_pixels, size_of
 from dart.wire.rules.table import MOST_SIDE
 from dart.worlds import EnvironmentFailure, Verdict
+from dart.worlds.pictures import NO_IMAGE
 
 MAX_ASPECT_RATIO = 200  # as the coordinator's boundary, which would blame the worker
 
@@ -41,6 +42,11 @@ def observed(verb: str, value: object) -> Observation:
     if verb == "reset" and seen.done:
         raise EnvironmentFailure("reset returned an Observation that is done: nothing has been done yet")
     return seen
+
+
+def concluded(value: object) -> Image:
+    """The picture that `conclude` returned, if any: a world's own may return nothing. Raises EnvironmentFailure."""
+    return NO_IMAGE if value is None else _image("conclude returned", value)
 
 
 def judged(value: object) -> Verdict:

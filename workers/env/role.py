@@ -21,7 +21,7 @@ from dart.config.told import read_told
 from dart.core.action import Action, Finish, Observe
 from dart.core.action_json import kind_of
 from dart.core.cutting import cut
-from dart.core.types import Observation
+from dart.core.types import Image, Observation
 from dart.errors import UserError
 from dart.screenshots.shared import SharedScreenshots
 from dart.v1 import session_pb2 as pb
@@ -35,7 +35,7 @@ from dart.wire.rules.table import (
     MOST_GOAL_IMAGES,
     TREE_CHARACTERS,
 )
-from dart.workers.env.answers import judged, observed, suggested
+from dart.workers.env.answers import concluded, judged, observed, suggested
 from dart.workers.env.places import Lease, Places
 from dart.worlds import Env, EnvironmentFailure, Timeouts, Verdict, World
 from dart.worlds.pictures import NO_IMAGE
@@ -213,7 +213,7 @@ class EnvRole(WorkerRole, Offering):
             self._waiting.discard(key)
 
     async def _act(self, key: Key, command: pb.Act) -> Observation:
-        """The observation after the action, or at the episode's end the verdict."""
+        """The observation after the action; at the episode's end the verdict, with the screen if the world shows it."""
         lease = self._lease(key)
         try:
             action = action_from_proto(command.action)
@@ -224,12 +224,18 @@ class EnvRole(WorkerRole, Offering):
         offered = (kind := kind_of(action)) in self._actions
         carried_out = action if offered else Observe()
         if command.last:
-            await self._places.call(lease, "act", lambda env: env.conclude(carried_out))
-            return await self._judge(lease, action, at_limit=True)
+
+            async def conclude(env: Env) -> Image:
+                return concluded(await env.conclude(carried_out))
+
+            shown = await self._places.call(lease, "act", conclude)
+            return await self._judge(lease, action, at_limit=True, shown=shown)
         observation = await self._observe(lease, "act", lambda env: env.act(carried_out))
         if not offered and not observation.last_action_error:
             observation = replace(observation, last_action_error=f"this environment does not offer the action {kind}")
-        return await self._judge(lease, action, at_limit=False) if observation.done else observation
+        if observation.done:
+            return await self._judge(lease, action, at_limit=False, shown=observation.image)
+        return observation
 
     async def _observe(
         self,
@@ -243,7 +249,7 @@ class EnvRole(WorkerRole, Offering):
 
         return await self._places.call(lease, verb, checked, passing)
 
-    async def _judge(self, lease: Lease, last: Action, *, at_limit: bool) -> Observation:
+    async def _judge(self, lease: Lease, last: Action, *, at_limit: bool, shown: Image = NO_IMAGE) -> Observation:
         """The verdict, as a final observation. A 0 from a dead environment counts as its failure, not as a verdict."""
 
         async def judge(env: Env) -> Verdict:
@@ -254,7 +260,7 @@ class EnvRole(WorkerRole, Offering):
             why = "the environment does not answer its probe, so its verdict of 0 is discarded"
             self._places.failed(lease, why)
             raise EnvironmentFailure(why)
-        return Observation(NO_IMAGE, "", True, verdict.reward, verdict.evidence_json())
+        return Observation(shown, "", True, verdict.reward, verdict.evidence_json())
 
     async def _suggest(self, key: Key) -> pb.Suggested:
         lease = self._lease(key)

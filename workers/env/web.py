@@ -118,22 +118,26 @@ class WebEnv(Env):
 
         An action that a page does not offer (system, code) changes nothing: choosing it is the policy's mistake.
         """
+        image: Image | None = await self.conclude(action)
         if self._final is not None:
             return self._final
-        await self.conclude(action)
-        over, verdict = await self.grade()
-        if over:
-            self._verdict, self._final = verdict, Observation(NO_IMAGE, "", True, verdict.reward)
-            return self._final
-        return Observation(await self._look(), last_action_error=self._devices.refused(action))
+        if image is None:  # a subclass's own `conclude` may return nothing
+            image = await self._look()
+        return Observation(image, last_action_error=self._devices.refused(action))
 
-    async def conclude(self, action: Action) -> None:
+    async def conclude(self, action: Action) -> Image:
+        """What `act` does, also after the last step; the page is graded before the screenshot."""
         if self._final is not None:
-            return
+            return NO_IMAGE
         if not self._devices.refused(action):
             await self._input(self._devices.calls(action))
         pause = max(0.0, min(action.seconds, self._settings.max_wait_seconds)) if isinstance(action, Wait) else 0.0
         await self._page.pass_time(pause + self._settings.settle_seconds)
+        over, verdict = await self.grade()
+        if over:
+            self._verdict, self._final = verdict, Observation(NO_IMAGE, "", True, verdict.reward)
+            return NO_IMAGE
+        return await self._look()
 
     async def _input(self, calls: Iterable[Call]) -> None:
         """Carry the commands out, and let the page go on during their pauses."""

@@ -261,8 +261,9 @@ class DataManager:
         return None
 
     def _to_wait(self, trajectory: Trajectory) -> Trajectory:
-        """Without the bytes of its screenshots if the trainer reads them from the directory: hundreds wait."""
-        blobs = self._database.blobs
+        """Without the bytes of its screenshots if the trainer reads them from the directory: hundreds wait. The last
+        image is only for people, who find it in the database."""
+        blobs, trajectory = self._database.blobs, replace(trajectory, last_image=None)
         return without_bytes(trajectory) if blobs and blobs.directory else trajectory
 
     # ---- batches ----

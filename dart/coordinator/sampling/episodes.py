@@ -147,7 +147,7 @@ async def sample(
             log.warning("%s cannot be stored: %s", order.trajectory_id, error)
             source.failed(order.failed(worker.id), InfrastructureError(str(error), worker.id))
             with contextlib.suppress(InfrastructureError):
-                env.answer_for(image for step in trajectory.steps for image in step.images)
+                env.answer_for(trajectory.images)
 
     async def underway(env: EnvSession, worker: Worker, order: Order) -> None:
         with envs.underway.episode():

@@ -130,4 +130,5 @@ def _copy(success: Trajectory, prefix: str) -> Trajectory:
         id=f"{prefix}{success.id}",
         group_id=f"{prefix}{success.group_id}",
         steps=tuple(unscored(step, 0) for step in without_bytes(success).steps),
+        last_image=None,  # the pool needs the steps alone
     )

@@ -28,7 +28,7 @@ async def export(inspector: Inspector, detail: TrajectoryDetail, form: str) -> b
 async def screenshots(inspector: Inspector, detail: TrajectoryDetail) -> Mapping[str, tuple[bytes, str]]:
     """Digest → (bytes, media type) of what the run still holds."""
     found = {}
-    pictures = [step.image for step in detail.steps] + list(detail.goal_images)
+    pictures = [step.image for step in detail.steps] + [detail.last_image, *detail.goal_images]
     for digest in {image.sha256 for image in pictures if image is not None and image.held}:
         try:
             found[digest] = await inspector.image(digest)

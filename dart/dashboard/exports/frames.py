@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pydantic import JsonValue
 
 from dart.errors import UserError
-from dart.inspection.records import StepDetail, TrajectoryDetail
+from dart.inspection.records import TrajectoryDetail
 from dart.inspection.wording import plain
 from dart.screenshots.picture import FORMATS
 
@@ -23,10 +23,12 @@ CAPTION_PIXELS = 56
 INK, BACKGROUND, MARK = (235, 238, 242), (24, 27, 32), (255, 64, 64)
 
 Point = tuple[float, float]
+_Action = Mapping[str, JsonValue]
 
 
 def frames(detail: TrajectoryDetail, screenshots: Mapping[str, tuple[bytes, str]]) -> Iterator[Image.Image]:
-    """One RGB picture for each step, all of the same even size. Raises UserError if no screenshot is left."""
+    """One RGB picture for each step, and one of the last image, all of the same even size. Raises UserError if no
+    screenshot is left."""
     try:
         from PIL import Image
     except ImportError:
@@ -35,14 +37,18 @@ def frames(detail: TrajectoryDetail, screenshots: Mapping[str, tuple[bytes, str]
     if not sizes:
         raise UserError(f"no screenshot of {detail.row.id} is left: there is nothing to show")
     width, height = _size(sizes[0].width, sizes[0].height)
-    for number, step in enumerate(detail.steps):
+    shown = [(step.image, step.action, f"{step.index + 1}/{len(detail.steps)}  {step.label}") for step in detail.steps]
+    if detail.last_image is not None:
+        shown.append((detail.last_image, None, "after the last action"))
+    for number, (image, action, caption) in enumerate(shown, 1):
         canvas = Image.new("RGB", (width, height + CAPTION_PIXELS), BACKGROUND)
-        if step.image is not None and step.image.sha256 in screenshots:
-            with Image.open(io.BytesIO(screenshots[step.image.sha256][0]), formats=FORMATS) as opened:
+        if image is not None and image.sha256 in screenshots:
+            with Image.open(io.BytesIO(screenshots[image.sha256][0]), formats=FORMATS) as opened:
                 picture = opened.convert("RGB")
             way = Image.Resampling.NEAREST if width > picture.width else Image.Resampling.LANCZOS
             canvas.paste(picture.resize((width, height), way), (0, 0))
-        _draw(canvas, step, number, detail, (width, height))
+        outcome = f"   reward {detail.row.reward:g}, {detail.row.termination}" if number == len(shown) else ""
+        _draw(canvas, action, caption + outcome, detail.row.instruction, (width, height))
         yield canvas
 
 
@@ -57,30 +63,26 @@ def _size(width: int, height: int) -> tuple[int, int]:
     return max(2, round(width * scale / 2) * 2), max(2, round(height * scale / 2) * 2)
 
 
-def _draw(canvas: Image.Image, step: StepDetail, number: int, detail: TrajectoryDetail, size: tuple[int, int]) -> None:
+def _draw(canvas: Image.Image, action: _Action | None, caption: str, instruction: str, size: tuple[int, int]) -> None:
     from PIL import ImageDraw, ImageFont
 
     pen = ImageDraw.Draw(canvas)
     width, height = size
-    actions = _single(step.action)
-    for action in actions:
-        _mark(pen, action, width, height)
+    for one in _single(action):
+        _mark(pen, one, width, height)
     small, large = ImageFont.load_default(13), ImageFont.load_default(16)
-    last = number == len(detail.steps) - 1
-    outcome = f"   reward {detail.row.reward:g}, {detail.row.termination}" if last else ""
-    told = f"{number + 1}/{len(detail.steps)}  {step.label}{outcome}"
-    pen.text((10, height + 7), plain(told, width // 8), fill=INK, font=large)
-    pen.text((10, height + 32), plain(detail.row.instruction, width // 6), fill=(160, 168, 178), font=small)
+    pen.text((10, height + 7), plain(caption, width // 8), fill=INK, font=large)
+    pen.text((10, height + 32), plain(instruction, width // 6), fill=(160, 168, 178), font=small)
 
 
-def _single(action: Mapping[str, JsonValue] | None) -> Sequence[Mapping[str, JsonValue]]:
+def _single(action: _Action | None) -> Sequence[_Action]:
     if action is None:
         return ()
     several = action.get("actions") if action.get("kind") == "several" else None
     return [one for one in several if isinstance(one, dict)] if isinstance(several, list) else (action,)
 
 
-def _mark(pen: ImageDraw.ImageDraw, action: Mapping[str, JsonValue], width: int, height: int) -> None:
+def _mark(pen: ImageDraw.ImageDraw, action: _Action, width: int, height: int) -> None:
     """Draw where the action is: a ring for a click, an arrow for a drag or a scroll, a chip for text."""
     at = _point(action.get("at"), width, height)
     path = action.get("path")

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from dart.agent.episode import EpisodeSpec, run_episode
+from dart.agent.episode import ContextFull, EpisodeSpec, run_episode
 from dart.agent.grammar import make_grammar
 from dart.config import Agent, Environment, EnvWorkerConfig
 from dart.core import action as a
@@ -22,11 +22,14 @@ from dart.v1 import session_pb2 as pb
 from dart.wire.convert import action_to_proto, observation_from_proto, task_to_proto
 from dart.workers.env.role import EnvRole
 from dart.workers.env.web import WebEnv, WebOptions
-from dart.worlds import Action, Observation, SyncEnv, Task, Verdict, WorldOptions, from_pixels
+from dart.worlds import NO_IMAGE, Action, Observation, SyncEnv, Task, Verdict, WorldOptions, from_pixels
 
 AGENT = Agent(prompt="minimal", resize_multiple=1, min_pixels=1)
-PICTURE = from_pixels(bytes(3), 1, 1)
+PICTURES = [from_pixels(bytes((clicks, 0, 0)), 1, 1) for clicks in range(4)]
+"""What is seen after so many clicks."""
+PICTURE = PICTURES[0]
 CLICK, FINISH, NONSENSE = "Action: click(start_box='(000,000)')", "Action: finished(content='')", "Action: fly()"
+FULL = "no more room in the context"
 ASSIGNMENT = pb.Assignment(assignment_id="e", attempt=1)
 
 
@@ -41,15 +44,22 @@ class Clicks(SyncEnv):
     def reset(self, task: Task) -> Observation:
         type(self).judged = 0
         self.task, self.clicks = task.name, 0
-        return Observation(PICTURE, "click three times")
+        return Observation(PICTURES[0], "click three times")
 
     def act(self, action: Action) -> Observation:
         self.clicks += isinstance(action, a.Click)
-        return Observation(PICTURE, done=self.task == "ends" and self.clicks == 3)
+        return Observation(PICTURES[self.clicks], done=self.task == "ends" and self.clicks == 3)
 
     def judge(self, last: Action, at_limit: bool) -> Verdict:
         type(self).judged += 1
         return Verdict(self.clicks / 3, {"at_limit": at_limit})
+
+
+class Mute(Clicks):
+    """A world whose `conclude` returns nothing."""
+
+    def conclude(self, action: Action) -> None:  # type: ignore[override]
+        self.act(action)
 
 
 @dataclass
@@ -78,11 +88,14 @@ class Lines:
         self.lines = iter(lines)
 
     async def generate(self, prompt: Prompt) -> Generation:
-        return Generation((1,), (2,), (-0.5,), (VersionSpan(0, 0, 1),), next(self.lines))
+        line = next(self.lines)
+        if line == FULL:
+            raise ContextFull("no room")
+        return Generation((1,), (2,), (-0.5,), (VersionSpan(0, 0, 1),), line)
 
 
-async def episode(task: str, limit: int, *lines: str) -> Trajectory:
-    environment = {"kind": f"{__name__}:Clicks", "tasks": {"names": ["ends", "never-ends"]}, "slots": 1}
+async def episode(task: str, limit: int, *lines: str, world: type[Clicks] = Clicks) -> Trajectory:
+    environment = {"kind": f"{__name__}:{world.__name__}", "tasks": {"names": ["ends", "never-ends"]}, "slots": 1}
     section = EnvWorkerConfig(environment=Environment.model_validate(environment))
     role = EnvRole()
     await role.prepare(section.model_dump_json())
@@ -124,10 +137,33 @@ async def test_the_last_step_counts_and_is_judged_once(
         assert failure(done) is Failure.STEP_LIMIT
 
 
+@pytest.mark.parametrize(
+    ("lines", "limit", "clicks"),
+    [
+        ([CLICK] * 3, 4, 3),
+        ([CLICK] * 2, 2, 2),
+        ([CLICK, FULL], 4, 1),
+        ([CLICK, FINISH], 4, None),
+        ([CLICK, NONSENSE], 4, None),
+    ],
+    ids=["the world ends it", "the limit ends it", "the context is full", "it says that it is done", "nonsense"],
+)
+async def test_the_screen_after_the_last_action_is_kept(lines: list[str], limit: int, clicks: int | None) -> None:
+    """None where no action followed the last step's own screenshot."""
+    done = await episode("ends", limit, *lines)
+    assert done.last_image == (None if clicks is None else PICTURES[clicks])
+    assert all(done.last_image not in step.images for step in done.steps)
+
+
+async def test_a_world_may_show_nothing_after_the_last_action() -> None:
+    done = await episode("never-ends", 3, *[CLICK] * 3, world=Mute)
+    assert (done.termination, done.reward, done.last_image) == (Termination.STEP_LIMIT, 1.0, None)
+
+
 class Blank:
     """A page that shows one picture and counts the inputs."""
 
-    broken, inputs = False, 0
+    broken, inputs, shots = False, 0, 0
 
     async def clear_clipboard(self) -> None:
         pass
@@ -139,7 +175,8 @@ class Blank:
         pass
 
     async def screenshot(self) -> bytes:
-        return PICTURE.data
+        self.shots += 1
+        return PICTURES[self.inputs].data
 
 
 class Page(WebEnv):
@@ -163,5 +200,25 @@ async def test_a_web_page_is_graded_after_the_last_action(before: int, reward: f
     await env.reset(Task("blank", "any", 1))
     for _ in range(before):
         assert not (await env.act(a.Click(a.Point(0.5, 0.5)))).done
-    await env.conclude(a.Click(a.Point(0.5, 0.5)))
+    assert await env.conclude(a.Click(a.Point(0.5, 0.5))) == (PICTURES[2] if before == 1 else NO_IMAGE)
     assert (await env.judge(a.Click(a.Point(0.5, 0.5)), at_limit=True)).reward == reward
+
+
+class Counted(Page):
+    """As worlds were written whose `conclude` returned nothing: every action of an episode comes through it."""
+
+    taken = 0
+
+    async def conclude(self, action: Action) -> None:  # type: ignore[override]
+        self.taken += 1
+        await super().conclude(action)
+
+
+@pytest.mark.parametrize(("kind", "shots"), [(Page, 2), (Counted, 3)])
+async def test_an_action_on_a_web_page_takes_one_screenshot(kind: type[Page], shots: int) -> None:
+    page = Blank()
+    env = kind(None, WebOptions(), (1, 1), page)  # type: ignore[arg-type]
+    await env.reset(Task("blank", "any", 1))
+    assert (await env.act(a.Click(a.Point(0.5, 0.5)))).image == PICTURES[1]
+    assert page.shots == shots
+    assert getattr(env, "taken", 1) == 1

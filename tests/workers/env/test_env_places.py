@@ -44,7 +44,7 @@ async def test_an_episode_that_the_world_ends() -> None:
         assert (seen.instruction, seen.image.data, seen.done) == ("do a", PICTURE.data, False)
         assert not (await host.act("e", a.Click(None))).done
         over = await host.act("e", a.Wait(1.0))
-        assert (over.done, over.reward, over.image.data) == (True, 0.5, b"")
+        assert (over.done, over.reward, over.image.data) == (True, 0.5, PICTURE.data)
         assert json.loads(over.evidence_json) == {"seen": "twice"}
         await host.release("e")
         await host.until(1, 2)

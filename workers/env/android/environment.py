@@ -13,7 +13,6 @@ from dart.workers.env.android.device import Phone
 from dart.workers.env.android.gestures import Named, Refused
 from dart.workers.env.android.options import AndroidOptions
 from dart.worlds import Env, Verdict
-from dart.worlds.pictures import NO_IMAGE
 
 log = logging.getLogger(__name__)
 CLOSE_SECONDS = 60.0
@@ -60,13 +59,12 @@ class AndroidEnv(Env):
     async def act(self, action: Action) -> Observation:
         error = await self._carry_out(action)
         if self._steps >= (self._tasks.step_limit or self._steps + 1):
-            await self._settled()  # the verdict is about what the screen has become
-            return Observation(NO_IMAGE, done=True)
+            return Observation(await self._settled(), done=True)  # the verdict is about what it has become
         return await self._seen(error=error)
 
-    async def conclude(self, action: Action) -> None:
+    async def conclude(self, action: Action) -> Image:
         await self._carry_out(action)
-        await self._settled()
+        return await self._settled()
 
     async def judge(self, last: Action, at_limit: bool) -> Verdict:
         return await self._tasks.verdict(last, at_limit)

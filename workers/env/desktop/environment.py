@@ -60,14 +60,15 @@ class DesktopEnv(SyncEnv):
         if self._current.ends == "when_closed" and self._desktop.windows.all() != before:
             if setup.closed(self._desktop, self._launched):
                 self._verdict = self._grade(Observe())
-                return Observation(NO_IMAGE, "", True, self._verdict.reward)
+                return Observation(image, "", True, self._verdict.reward)
             image = self._look(self._settings.rest_seconds)  # of the window that has followed
         return Observation(image, last_action_error=self._desktop.devices.refused(action))
 
-    def conclude(self, action: Action) -> None:
-        if self._verdict is None:
-            self._carry_out(action)
-            self._desktop.screen.settled(self._settings.settle_seconds, self._settings.max_settle_seconds)
+    def conclude(self, action: Action) -> Image:
+        if self._verdict is not None:
+            return NO_IMAGE
+        self._carry_out(action)
+        return self._look(self._settings.settle_seconds)
 
     def judge(self, last: Action, at_limit: bool) -> Verdict:
         """By what the desktop holds, also at the step limit."""

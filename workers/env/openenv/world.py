@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -21,7 +21,7 @@ from dart.core.action import Action, Finish, Point, pointer_after
 from dart.core.action_json import action_to_json, kind_of
 from dart.core.cutting import cut
 from dart.core.loopback import is_loopback
-from dart.core.types import Observation, Task
+from dart.core.types import Image, Observation, Task
 from dart.errors import UserError
 from dart.workers.env.openenv.link import SAID_CHARACTERS, Link
 from dart.workers.env.openenv.reading import picture
@@ -125,14 +125,15 @@ class OpenEnvEnv(Env):
         before = self._score.steps
         await self._step(action, last=False)
         if self._last.done:
-            return Observation(NO_IMAGE, done=True)
+            return Observation(self._image, done=True)
         tree = self._text(self._settings.accessibility_tree_at)
         sent = self._score.steps > before  # what was not sent has not failed, whatever the last answer says
         error = self._text(self._settings.last_action_error_at) if sent else ""
         return Observation(self._image, accessibility_tree=tree, last_action_error=error)
 
-    async def conclude(self, action: Action) -> None:
+    async def conclude(self, action: Action) -> Image:
         await self._step(action, last=True)
+        return self._image
 
     async def judge(self, last: Action, at_limit: bool) -> Verdict:
         """The environment's reward; if the policy ended the episode, it is sent `finish` first, if it has that."""
@@ -188,12 +189,18 @@ class OpenEnvEnv(Env):
                 f"the OpenEnv server answered {kind} with the reward {reward}: a reward is a finite number"
             )
         self._score.add(reward, step=kind == "step")
-        if self._last.done:
-            return
+        try:
+            self._image = await self._shown(rows)
+        except EnvironmentFailure:
+            if not self._last.done:  # the end of an episode needs no screenshot
+                raise
+            self._image = NO_IMAGE
+
+    async def _shown(self, rows: Mapping[str, object]) -> Image:
         path, value = self._settings.screenshot, self._value(self._settings.screenshot)
         shown = rows.get(value, value) if isinstance(value, str) else value
         try:
-            self._image = await asyncio.to_thread(picture, shown)
+            return await asyncio.to_thread(picture, shown)
         except ValueError as error:
             raise EnvironmentFailure(f"environment.options.screenshot: the value at {path} {error}") from None
 

@@ -153,8 +153,9 @@ class OSWorldEnv(Env):
         error = await self._carry_out(action)
         return Observation(await self._look(), last_action_error=error)
 
-    async def conclude(self, action: Action) -> None:
+    async def conclude(self, action: Action) -> Image:
         await self._carry_out(action)
+        return await self._look()
 
     async def _carry_out(self, action: Action) -> str:
         """Run the action's program, and wait. Returns what went wrong."""

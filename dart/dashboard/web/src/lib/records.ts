@@ -108,6 +108,7 @@ export interface TrajectoryRow {
   started: number
   finished: number
   screenshots_kept: boolean
+  thumbnail: string
 }
 /**
  * Counters of the whole run, including its earlier processes.
@@ -486,6 +487,7 @@ export interface TrajectoryDetail {
   } | null
   state_reward: number | null
   steps: StepDetail[]
+  last_image: ImageRef | null
   siblings: TrajectoryRow[]
   older: string
   newer: string

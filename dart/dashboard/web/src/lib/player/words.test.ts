@@ -42,6 +42,7 @@ describe('the roll-outs of a group', () => {
 it('a long id is shown by its end, and a last screenshot says whether an action followed', () => {
   expect(tail('g000001-1')).toBe('g000001-1')
   expect(tail('eval-before-greedy-v0-task-0001-17-1')).toBe('…ask-0001-17-1')
-  expect(lastScreen('finished')).toContain('the last screen')
-  expect(lastScreen('step_limit')).toContain('is not kept')
+  expect(lastScreen('finished', false)).toContain('the last screen')
+  expect(lastScreen('step_limit', false)).toContain('is not kept')
+  expect(lastScreen('step_limit', true)).toContain('after the last action')
 })

@@ -66,10 +66,13 @@ export const tail = (id: string): string => (id.length > 14 ? `…${id.slice(-13
 const AFTER: Record<string, string> = {
   environment: 'This action ended the episode: the screen after it is not kept.',
   step_limit: 'This was the last step that the limit allows: the screen after it is not kept.',
+  context_full: 'There was no room for another turn after this action: the screen after it is not kept.',
 }
 
-/** What the screenshot of a trajectory's last step shows. Only the two endings above carry an action out after it. */
-export const lastScreen = (termination: string): string => AFTER[termination] ?? 'No action followed: this is the last screen.'
+/** What the last picture of a trajectory shows: the screen `after` the last action, or the last step's screenshot. Only
+    the endings above carry an action out after that. */
+export const lastScreen = (termination: string, after: boolean): string =>
+  after ? 'This is the screen after the last action.' : (AFTER[termination] ?? 'No action followed: this is the last screen.')
 
 /** Signed, for advantages: "+0.52", "−1.20". */
 export const signed = (value: number): string => `${value < 0 ? '−' : '+'}${Math.abs(value).toFixed(2)}`
