@@ -232,20 +232,12 @@ def _dropped(overdue: Overdue, scene: Scene) -> Stall:
     fates = {name: count - scene.before.get(name, 0) for name, count in scene.status.figures.counts.fates.items()}
     lost = [fate for fate, count in fates.items() if count > 0 and cause_of(fate) is not None]
     worst = max(lost, key=lambda fate: fates[fate], default="nothing yet")
-    culprit, advice = (
-        CURATION,
-        (
-            "tasks that always fail or always succeed teach nothing: choose others (environment.tasks), begin with a "
-            "policy that succeeds at times, or use curation.pool"
-        ),
-    )
+    culprit, advice = CURATION, "look at some trajectories (`dart show`), and choose other tasks (environment.tasks)"
     if cause_of(worst) == STALE:
-        culprit, advice = (
-            "staleness",
-            (
-                "what replicas sample is too old when its turn to be trained on comes: see in `dart status` which replica "
-                "lacks the newest weights, or raise curation.max_staleness or sync.max_unavailable"
-            ),
+        culprit = "staleness"
+        advice = (
+            "what replicas sample is too old when its turn to be trained on comes: see in `dart status` which replica "
+            "lacks the newest weights, or raise curation.max_staleness or sync.max_unavailable"
         )
     waits_for = f"groups that can be trained on; most trajectories since the last one were {worst}"
     return Stall(overdue.kind, "the next update", waits_for, overdue.seconds, culprit, advice=advice)

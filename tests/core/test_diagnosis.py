@@ -76,7 +76,7 @@ def numbers(**parts: Any) -> LearningNumbers:
     """Of a run that learns, with these differences."""
     attempts = AttemptNumbers({END: 60, UNREAD: 40, LIMIT: 100}, rewarded=40, any_finished=True, enough_since=0.0)
     updates = UpdateNumbers((TRAINED[1],) * 5, 0.09)
-    told = {"attempts": attempts, "groups": GroupNumbers(True), "updates": updates, "success_rate": 0.2}
+    told: dict[str, Any] = {"attempts": attempts, "groups": GroupNumbers(True), "updates": updates, "success_rate": 0.2}
     return LearningNumbers(now=600.0, gradient_clip=1.0, **(told | parts))
 
 

@@ -30,8 +30,8 @@ that learns has been seen with half of its attempts unparsable for thousands of 
 GROUPS_WITHOUT = 75
 """Groups in a row without one that can be trained on. In 81 recorded runs that learn the most were 38."""
 LEAST_RATE, LEAST_CHANCE = 0.01, 0.001
-"""And so many trajectories in them that a policy would have to be unlucky, with this probability, if on each task it
-succeeded, or failed, as seldom as is worth training on: 688. Before that it may be chance, and no more than a remark."""
+"""And so many trajectories in them, 688, that it would happen with no more than this chance to a policy that succeeds,
+or fails, at this rate, the least that is worth training on. Until then it may be chance, and is told as no fault."""
 MOST_OF_THEM = 0.9
 """The share of groups above which their cause is named alone."""
 GONE_ENTROPY, GONE_SHARE = 0.005, 0.05
