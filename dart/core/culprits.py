@@ -20,8 +20,8 @@ from dart.core.watchdog import Kind, Overdue
 SAMPLERS = ("env", "rollout")
 MOST_LOST, MOST_NAMED = 100, 3
 """How many lost workers of a role are remembered, and how many of them a stall names."""
-CURATION = "curation"
-"""The culprit where groups are dropped for what their roll-outs came to."""
+GROUPS = "groups"
+"""The culprit where no update begins for what the groups' roll-outs came to."""
 END_TRAINER = "if it hangs, end that process: `dart train` then resumes by itself, other runs need --resume"
 
 
@@ -232,9 +232,9 @@ def _dropped(overdue: Overdue, scene: Scene) -> Stall:
     fates = {name: count - scene.before.get(name, 0) for name, count in scene.status.figures.counts.fates.items()}
     lost = [fate for fate, count in fates.items() if count > 0 and cause_of(fate) is not None]
     worst = max(lost, key=lambda fate: fates[fate], default="nothing yet")
-    culprit, advice = CURATION, "look at some trajectories (`dart show`), and choose other tasks (environment.tasks)"
+    culprit = GROUPS if lost and cause_of(worst) != STALE else "curation"
+    advice = "look at some trajectories (`dart show`), and choose other tasks (environment.tasks)"
     if cause_of(worst) == STALE:
-        culprit = "staleness"
         advice = (
             "what replicas sample is too old when its turn to be trained on comes: see in `dart status` which replica "
             "lacks the newest weights, or raise curation.max_staleness or sync.max_unavailable"

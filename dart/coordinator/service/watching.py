@@ -20,7 +20,7 @@ from dart.coordinator.fleet.sessions import Fleet, Worker
 from dart.coordinator.service.accounting import Accounting
 from dart.coordinator.service.journal import Journal
 from dart.coordinator.training.ranks import TRAINER
-from dart.core.culprits import CURATION, Lost, Owed, Scene, explain
+from dart.core.culprits import GROUPS, Lost, Owed, Scene, explain
 from dart.core.fleet.replicas import Replicas
 from dart.core.learning.diagnosis import Cause, LearningNumbers, diagnose
 from dart.core.progress import Progress
@@ -115,7 +115,7 @@ class Watch:
         scene = self._scene(now) if overdue else None
         stalls = [explain(one, scene) for one in overdue] if scene else []
         # Whether it is chance that no group can be trained on, and why not, is for the diagnosis alone to say.
-        undecided = [one for one in stalls if one.kind == Kind.BATCH and one.culprit == CURATION]
+        undecided = [one for one in stalls if one.kind == Kind.BATCH and one.culprit == GROUPS]
         due = [one for one in stalls if one not in undecided]
         found = self._learning(now, {one.kind for one in due})
         lasts = any(not one.deliberate for one in found)
