@@ -20,6 +20,8 @@ from dart.core.watchdog import Kind, Overdue
 SAMPLERS = ("env", "rollout")
 MOST_LOST, MOST_NAMED = 100, 3
 """How many lost workers of a role are remembered, and how many of them a stall names."""
+GROUPS = "groups"
+"""The culprit where no update begins for what the groups' roll-outs came to."""
 END_TRAINER = "if it hangs, end that process: `dart train` then resumes by itself, other runs need --resume"
 
 
@@ -230,17 +232,15 @@ def _dropped(overdue: Overdue, scene: Scene) -> Stall:
     fates = {name: count - scene.before.get(name, 0) for name, count in scene.status.figures.counts.fates.items()}
     lost = [fate for fate, count in fates.items() if count > 0 and cause_of(fate) is not None]
     worst = max(lost, key=lambda fate: fates[fate], default="nothing yet")
-    advice = (
-        "tasks that always fail or always succeed teach nothing: choose others (environment.tasks), begin with a "
-        "policy that succeeds at times, or use curation.pool"
-    )
+    culprit = GROUPS if lost and cause_of(worst) != STALE else "curation"
+    advice = "look at some trajectories (`dart show`), and choose other tasks (environment.tasks)"
     if cause_of(worst) == STALE:
         advice = (
             "what replicas sample is too old when its turn to be trained on comes: see in `dart status` which replica "
             "lacks the newest weights, or raise curation.max_staleness or sync.max_unavailable"
         )
     waits_for = f"groups that can be trained on; most trajectories since the last one were {worst}"
-    return Stall(overdue.kind, "the next update", waits_for, overdue.seconds, "curation", advice=advice)
+    return Stall(overdue.kind, "the next update", waits_for, overdue.seconds, culprit, advice=advice)
 
 
 def _debtor(scene: Scene, roles: Sequence[str], command: str = "") -> list[Owed]:

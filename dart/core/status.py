@@ -114,13 +114,17 @@ class Stall:
     advice: str = ""
     """What a person can do."""
     deliberate: bool = False
-    """A person caused it on purpose, so it is not a fault."""
+    """It is not a fault: a person caused it on purpose, or, of LEARNING, it may still be chance."""
 
     @property
     def name(self) -> tuple[str, str]:
         """Identifies the stall while it lasts: its kind, and the replica if it concerns one, or what keeps the policy
         from learning. Other culprits may change."""
         return self.kind, self.culprit.partition(", ")[0] if self.kind in ("weights", LEARNING) else ""
+
+    @property
+    def may_be_chance(self) -> bool:
+        return self.kind == LEARNING and self.deliberate
 
     @property
     def told(self) -> str:

@@ -129,7 +129,8 @@ class _Live(Collector):
         )  # fmt: skip
         yield self._gauge(
             "stalled_seconds", "What makes no progress, and for how long; no series if nothing is stalled.",
-            ("kind", "culprit"), lambda it: [((one.kind, one.culprit), one.seconds) for one in it.stalls],
+            ("kind", "culprit"),
+            lambda it: [((one.kind, one.culprit), one.seconds) for one in it.stalls if not one.may_be_chance],
         )  # fmt: skip
         yield self._gauge(
             "quarantined", "Tasks, workers and workers' environments that get no work.", ("kind",),

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pydantic import JsonValue
 from sqlalchemy import ColumnElement, RowMapping, and_, func, or_, select, true
 
+from dart.core.status import LEARNING
 from dart.inspection.opening import RunFiles, said
 from dart.inspection.records import EventPage, EventRow
 from dart.inspection.wording import plain
@@ -96,6 +97,8 @@ def sentence(kind: str, data: Mapping[str, JsonValue]) -> str:
     if form is None:
         parts = [f"{name} {_short(value)}" for name, value in data.items() if not isinstance(value, dict | list)]
         return plain(", ".join(parts))
+    if kind == "stalled" and data.get("kind") == LEARNING:
+        form = "{waits}: {waits_for}: {failure}"
     if kind == "update" and data.get("success_rate") is None:
         form = form.partition("; ")[0]  # imitation samples nothing
     return _whole(plain(form.format_map(_Values(data))))

@@ -111,6 +111,13 @@ def test_a_run_on_desktops_that_learns_is_told_nothing(run: Run, mean: float) ->
     assert not seen.first and seen.serving == {True} and seen.summary["updates"]
 
 
+def test_a_hard_run_on_desktops_is_told_no_more_than_that_it_is_early(run: Run) -> None:
+    hard = replace(SET_UP, curation=True)
+    seen = run(hard, hours=1.0, seed=3, timings=DESKTOPS, rate=lambda *_: 0.01)
+    assert seen.serving == {True} and seen.first["all fail"]["deliberate"]
+    assert seen.summary["updates"] and seen.moving == ["all fail"]
+
+
 @pytest.mark.parametrize("curation", [True, False])
 @pytest.mark.parametrize("schedule", [DECOUPLED, COUPLED])
 def test_a_run_of_any_schedule_that_learns_is_told_nothing(run: Run, schedule: Schedule, curation: bool) -> None:

@@ -26,6 +26,7 @@ from dart.coordinator.run import Run
 from dart.coordinator.service.watching import Stalled
 from dart.coordinator.start import Start
 from dart.core.curation.submitted import NotWanted
+from dart.core.learning import diagnosis
 from dart.core.status import Stall
 from dart.core.types import Task
 from dart.core.watchdog import Pulse
@@ -239,6 +240,26 @@ async def test_a_missing_replica_is_not_explained_by_env_workers_that_are_gone(t
         scene.run.fleet.lose(gone, "silent for 15 s")
         stall = await scene.stall("start")
         assert (stall.culprit, stall.failure) == ("rollout", "rollout-0 is lost: silent for 15 s")
+
+
+async def test_groups_that_are_all_dropped_are_told_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(diagnosis, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(diagnosis, "LEAST_CHANCE", 0.25)  # 75 groups of two are enough
+    async with running(tmp_path, settings()) as scene:
+        scene.join("env-0", pb.ROLE_ENV, World())
+        scene.join("rollout-0", pb.ROLE_ROLLOUT, replica)
+        scene.join("train-0", pb.ROLE_TRAIN, replica)
+        assert (await scene.stall("learning")).deliberate, "a policy of 99 % may begin so"
+        await scene.health("SERVING")
+        await scene.health("NOT_SERVING")
+        (stall,) = scene.run.status().stalls
+        assert (stall.kind, stall.culprit, stall.deliberate) == ("learning", "all succeed", False)
+        said = await scene.why(capsys)
+        assert "nothing is learnt: every roll-out" in said and "stalled" not in said
+    told = [(one["kind"], one["deliberate"]) for one in events(tmp_path / "metrics.jsonl", "stalled")]
+    assert told == [("learning", True), ("learning", False)]
 
 
 async def test_a_trainer_that_is_still_preparing_is_not_counted_as_ready(tmp_path: Path) -> None:

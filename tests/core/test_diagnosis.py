@@ -4,6 +4,7 @@ end, and the numbers of real updates."""
 from __future__ import annotations
 
 import json
+import random
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,7 +14,7 @@ from typing import Any, cast
 
 import pytest
 
-from dart.core.learning.diagnosis import Cause, LearningNumbers, diagnose
+from dart.core.learning.diagnosis import Cause, Finding, LearningNumbers, diagnose
 from dart.core.learning.recent import AttemptNumbers, Attempts, Curation, GroupNumbers, UpdateNumbers
 from dart.core.status import Stall
 from dart.core.types import Termination, Trajectory
@@ -54,7 +55,7 @@ def history(episodes: list[list[float]]) -> Iterator[LearningNumbers]:
             else:
                 curation.dropped("all succeeded" if all(group) else "all failed", "", ROLLOUTS)
         if place % LOOKED_EVERY == 0:
-            yield LearningNumbers(seconds, attempts.numbers(), curation.groups(), trajectories_per_update=32)
+            yield LearningNumbers(seconds, attempts.numbers(), curation.groups())
 
 
 def recorded() -> list[Any]:
@@ -75,8 +76,8 @@ def numbers(**parts: Any) -> LearningNumbers:
     """Of a run that learns, with these differences."""
     attempts = AttemptNumbers({END: 60, UNREAD: 40, LIMIT: 100}, rewarded=40, any_finished=True, enough_since=0.0)
     updates = UpdateNumbers((TRAINED[1],) * 5, 0.09)
-    told = {"attempts": attempts, "groups": GroupNumbers(True), "updates": updates, "success_rate": 0.2}
-    return LearningNumbers(now=600.0, trajectories_per_update=32, gradient_clip=1.0, **(told | parts))
+    told: dict[str, Any] = {"attempts": attempts, "groups": GroupNumbers(True), "updates": updates, "success_rate": 0.2}
+    return LearningNumbers(now=600.0, gradient_clip=1.0, **(told | parts))
 
 
 def causes(numbers: LearningNumbers) -> list[Cause]:
@@ -141,26 +142,69 @@ def test_a_policy_without_a_success_is_given_time() -> None:
     none = AttemptNumbers({LIMIT: 58}, any_finished=True, enough_since=0.0)
     early = numbers(attempts=none, groups=GroupNumbers(False, {"all failed": 5}, 40))
     assert not causes(replace(early, now=39.0))
-    assert causes(replace(early, now=41.0)) == [Cause.ALL_FAIL]
+    (found,) = diagnose(replace(early, now=41.0))
+    assert found.cause is Cause.ALL_FAIL and found.early
+    line, advice = stall_lines(found.stall(3.0))
+    assert line.startswith("nothing is learnt yet: none of the last 58 trajectories has a reward")
+    assert advice.startswith("  what to do: it may be chance; if it goes on, look at some trajectories")
     assert not causes(replace(early, now=41.0, attempts=replace(none, rewarded=1)))
+
+
+def told(rate: float, size: int, seed: int, trajectories: int = 2000) -> list[tuple[int, Finding]]:
+    """What is found, and after how many trajectories, in a run of this success rate and groups of this size. One
+    trajectory finishes each second."""
+    chance, attempts, curation, found = random.Random(seed), Attempts(), Curation(), []
+    for count in range(size, trajectories, size):
+        group = [chance.random() < rate for _ in range(size)]
+        for place, success in enumerate(group, count - size):
+            attempts.finished(trajectory(success), float(place))
+        if 0 < sum(group) < size:
+            curation.released()
+        else:
+            curation.dropped("all succeeded" if all(group) else "all failed", "", size)
+        now = LearningNumbers(float(count), attempts.numbers(), curation.groups())
+        found += [(count, one) for one in diagnose(now)]
+    return found
+
+
+@pytest.mark.parametrize("size", [2, 4, 8, 16])
+def test_a_run_in_which_nothing_succeeds_is_told_at_once_and_soon_that_it_is_no_chance(size: int) -> None:
+    found = told(0.0, size, seed=0)
+    assert found[0][0] <= 50 + 60 and {one.cause for _, one in found} == {Cause.ALL_FAIL}
+    lasting = [count for count, one in found if not one.early]
+    assert lasting[0] <= max(704, 75 * size), "one success in a hundred would have been seen, but for 1 run in 1000"
+    assert len(found) == (2000 - found[0][0]) // size + (2000 % size > 0), "from then on, always"
+
+
+@pytest.mark.parametrize(("rate", "most"), [(0.01, 0.15), (0.03, 0.01), (0.97, 0.01)])
+def test_a_hard_run_is_hardly_ever_told_that_it_learns_nothing(rate: float, most: float) -> None:
+    alarmed = [seed for seed in range(150) if any(not one.early for _, one in told(rate, 8, seed))]
+    assert len(alarmed) <= most * 150
+
+
+def test_one_success_among_the_first_is_told_nothing() -> None:
+    attempts = AttemptNumbers({LIMIT: 57, END: 1}, rewarded=1, any_finished=True, enough_since=0.0)
+    mixed = numbers(attempts=attempts, groups=GroupNumbers(True, {"all failed": 6}, 48))
+    assert not causes(mixed)
 
 
 @pytest.mark.parametrize(
     ("dropped", "cause"),
     [
-        ({"all failed": 80}, Cause.ALL_FAIL),
-        ({"all succeeded": 80}, Cause.ALL_SUCCEED),
-        ({"equal rewards": 80}, Cause.EQUAL_REWARDS),
-        ({"cannot be trained on": 80}, Cause.UNUSABLE),
-        ({"all failed": 40, "all succeeded": 40}, Cause.NO_DIFFERENCE),
+        ({"all failed": 90}, Cause.ALL_FAIL),
+        ({"all succeeded": 90}, Cause.ALL_SUCCEED),
+        ({"equal rewards": 90}, Cause.EQUAL_REWARDS),
+        ({"cannot be trained on": 90}, Cause.UNUSABLE),
+        ({"all failed": 45, "all succeeded": 45}, Cause.NO_DIFFERENCE),
     ],
 )
 def test_a_run_whose_groups_are_all_dropped_from_some_time_on_is_told_why(
     dropped: dict[str, int], cause: Cause
 ) -> None:
-    assert causes(numbers(groups=GroupNumbers(True, dropped, 640))) == [cause]
-    fewer = {name: count // 2 for name, count in dropped.items()}
-    assert not causes(numbers(groups=GroupNumbers(True, fewer, 320))), "the last update is not long ago"
+    assert causes(numbers(groups=GroupNumbers(True, dropped, 720))) == [cause]
+    fewer = {name: count * 4 // 5 for name, count in dropped.items()}
+    assert not causes(numbers(groups=GroupNumbers(True, fewer, 720))), "one task in fifty may be worth training on"
+    assert not causes(numbers(groups=GroupNumbers(True, dropped, 360))), "groups of four tell half as much"
 
 
 def test_attempts_that_all_fail_are_told_at_the_third() -> None:
@@ -177,7 +221,7 @@ def test_attempts_that_all_fail_are_told_at_the_third() -> None:
 
 
 def test_each_reason_is_an_event_of_its_own() -> None:
-    names = {found.stall(0.0).name for found in diagnose(numbers(groups=GroupNumbers(True, {"all failed": 80}, 640),
+    names = {found.stall(0.0).name for found in diagnose(numbers(groups=GroupNumbers(True, {"all failed": 90}, 720),
              updates=UpdateNumbers((TRAINED[1] | {"entropy": 0.0},) * 5, 0.09)))}  # fmt: skip
     assert names == {("learning", "all fail"), ("learning", "entropy")}
     assert Stall.from_json({"kind": "learning", "culprit": "entropy"}).name in names

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dart.core.culprits import MOST_LOST, Lost, Owed, Scene, explain
+from dart.core.culprits import GROUPS, MOST_LOST, Lost, Owed, Scene, explain
 from dart.core.fleet.pace import Pace
 from dart.core.progress import Counts
 from dart.core.status import Figures, Status, WorkerStatus
@@ -399,3 +400,19 @@ def test_every_kind_of_stall_can_be_explained_without_any_worker() -> None:
     for kind in Kind:
         stall = explain(Overdue(kind, 1.0, "rollout-7"), Scene(Status("run", "training")))
         assert stall.kind == kind and stall.waits and stall.waits_for and stall.advice
+
+
+@pytest.mark.parametrize(
+    ("fates", "culprit", "advice"),
+    [
+        ({"dropped: all failed": 300, "dropped: stale": 20}, GROUPS, "dart show"),
+        ({"dropped: all failed": 20, "dropped: stale": 300}, "curation", "curation.max_staleness"),
+        ({"trained": 300}, "curation", "dart show"),
+    ],
+)
+def test_an_update_without_a_batch_says_what_became_of_the_groups(
+    fates: dict[str, int], culprit: str, advice: str
+) -> None:
+    status = Status("run", "training", Figures(Counts(fates=fates)))
+    stall = explain(Overdue(Kind.BATCH, 700.0), Scene(status))
+    assert stall.culprit == culprit and advice in stall.advice

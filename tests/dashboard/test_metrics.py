@@ -44,9 +44,10 @@ def status(run: str = "r1", **changes: object) -> Status:
         WorkerStatus("rollout-0", "rollout", "ready", 16, 4, 6, 0.1, ""),
         WorkerStatus("rollout-1", "rollout", "syncing", 16, 0, 7, 0.1, ""),
     )
+    early = Stall("learning", "nothing is learnt yet", "no reward", 9.0, "all fail", deliberate=True)
     told: dict[str, object] = {
         "figures": figures, "workers": workers, "env_time": TimeSpent({"acting": 60.0, "idle": 40.0}),
-        "quiet": {"step": 2.0}, "stalls": (Stall("update", "update 8", "the trainer", 700.0, "train"),),
+        "quiet": {"step": 2.0}, "stalls": (early, Stall("update", "update 8", "the trainer", 700.0, "train")),
         "quarantined": (Quarantined("task", "a", 10.0, "it failed"),),
     }  # fmt: skip
     return Status(run, "training", **{**told, **changes})  # type: ignore[arg-type]
@@ -72,6 +73,7 @@ def test_prometheus_reads_what_the_status_says() -> None:
     assert found["dart_worker_slots", "rollout", "r1"] == 32 and found["dart_worker_busy", "env", "r1"] == 3
     assert found["dart_replica_weight_version", "rollout-1", "r1"] == 7
     assert found["dart_stalled_seconds", "train", "update", "r1"] == 700
+    assert ("dart_stalled_seconds", "all fail", "learning", "r1") not in found, "it may be chance"
     assert found["dart_quarantined", "task", "r1"] == 1
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import pytest
-from dashboards.made import Shape, evaluate, execute, small_run
+from dashboards.made import Shape, evaluate, event, execute, small_run
 from dashboards.served import browsing, viewing
 
 from dart.rundir import RunDirectory
@@ -44,13 +44,25 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
 
 
 @pytest.fixture(scope="module")
+def interrupted(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    made = small_run(
+        tmp_path_factory.mktemp("interrupted"), Shape(trajectories=4, steps=2, tasks=2, width=160, height=100)
+    )
+    finding = {"kind": "learning", "waits": "nothing is learnt", "waits_for": "198 of 200 texts are no action",
+               "culprit": "unparsable", "failure": "Sure!"}  # fmt: skip
+    event(made, 9001, "stalled", json.dumps(finding))
+    execute(made, ("update runs set state = 'interrupted', finished = started + 60", ()))
+    return made
+
+
+@pytest.fixture(scope="module")
 def address(run: RunDirectory) -> Iterator[str]:
     with viewing(run.path.parent, run.path.parent / "copies") as found:
         yield found
 
 
 @pytest.fixture(scope="module")
-def browser(run: RunDirectory) -> Iterator[Browser]:  # the run first: Playwright keeps an event loop running here
+def browser(run: RunDirectory, interrupted: RunDirectory) -> Iterator[Browser]:  # after them: Playwright keeps a loop
     with browsing() as found:
         yield found
 
@@ -104,3 +116,15 @@ def test_the_focus_goes_to_the_new_page(page: Page, run: RunDirectory, address: 
     page.keyboard.press("Enter")
     page.get_by_text("Why: the group’s verdict").wait_for()
     assert page.evaluate("document.activeElement.id") == "main"
+
+
+def test_an_interrupted_run_that_learned_nothing_is_calm_and_says_how_to_go_on_first(
+    interrupted: RunDirectory, page: Page
+) -> None:
+    with viewing(interrupted.path.parent) as address:
+        page.goto(f"{address}/runs/{interrupted.name}")
+        told = page.get_by_role("region", name="Somebody stopped it")
+        told.wait_for()
+        said = told.inner_text()
+        assert "calm" in str(told.get_attribute("class"))
+        assert "interrupted" in said and said.index("continue with this command") < said.index("198 of 200 texts")

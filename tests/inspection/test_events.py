@@ -23,6 +23,8 @@ def run(tmp_path: Path) -> RunDirectory:
     [
         ("evaluation", {"label": "eval", "mean": 0.5, "low": 0.25, "high": 0.75, "episodes": 8},
          "held-out success 0.5 (0.25 to 0.75) in 8 episodes: eval"),
+        ("stalled", {"kind": "learning", "waits": "nothing is learnt yet", "waits_for": "no reward", "failure": ""},
+         "nothing is learnt yet: no reward"),
         ("stalled", {"waits": "update 4", "waits_for": "the trainer", "culprit": "train", "failure": ""},
          "update 4 waits for the trainer: train"),
         ("stalled", {"waits": "update 4", "waits_for": "the trainer", "culprit": "", "failure": "no answer"},

@@ -20,7 +20,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from dart.core.status import Status
+from dart.core.status import Stall, Status
 from dart.inspection.pace import Pace
 from dart.inspection.wording import (
     COLUMNS,
@@ -94,7 +94,7 @@ def picture(status: Status, hint: str = "", left: float | None = None) -> Panel:
     that is not known.
     """
     body: list[RenderableType] = [Text(_line(status, left))]
-    body += [Text(line, style="bold red") for stall in status.stalls for line in stall_lines(stall)]
+    body += [Text(line, style=_style(stall)) for stall in status.stalls for line in stall_lines(stall)]
     body += [Text(line, style="yellow") for line in quarantine_lines(status.quarantined)]
     by_task = status.figures.success_by_task
     if status.phase == "evaluating":
@@ -111,6 +111,10 @@ def picture(status: Status, hint: str = "", left: float | None = None) -> Panel:
     hint = hint or (STOPS_NOW if saves else STOPS)
     subtitle = Text(f"dart status --address {status.control_address}  {hint}")
     return Panel(Group(*body), title=title, subtitle=subtitle)
+
+
+def _style(stall: Stall) -> str:
+    return "cyan" if stall.deliberate else "bold red"
 
 
 def plain_lines(status: Status, left: float | None) -> str:

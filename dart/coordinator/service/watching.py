@@ -2,7 +2,7 @@
 config says so, it ends a run that has made no progress for too long.
 
 `core.watchdog` decides what is overdue, `core.culprits` what is to blame; `core.learning.diagnosis`, of a run that
-moves, why nothing is learnt, which stands beside the stalls and changes neither health nor the run's end.
+moves, why nothing is learnt, which stands before the stalls and changes neither health nor the run's end.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dart.coordinator.fleet.sessions import Fleet, Worker
 from dart.coordinator.service.accounting import Accounting
 from dart.coordinator.service.journal import Journal
 from dart.coordinator.training.ranks import TRAINER
-from dart.core.culprits import Lost, Owed, Scene, explain
+from dart.core.culprits import GROUPS, Lost, Owed, Scene, explain
 from dart.core.fleet.replicas import Replicas
 from dart.core.learning.diagnosis import Cause, LearningNumbers, diagnose
 from dart.core.progress import Progress
@@ -38,7 +38,7 @@ LOOKS_PER_BOUND = 4
 SAMPLES = {"evaluating", "collecting", "training"}
 """Phases in which it is told why nothing is learnt."""
 COVERED = {Cause.FAILING: {Kind.STEP, Kind.EPISODE}, Cause.WEIGHTS: {Kind.WEIGHTS}}
-"""What keeps the policy from learning → the stalls that say the same once they are due."""
+"""What keeps the policy from learning → the stalls that say it better once they are due."""
 PREPARING = {EnvState.BOOTING, EnvState.RENEWING, EnvState.LOST}
 """If these are the states of all environments, there is none on which an episode could be under way."""
 
@@ -93,7 +93,9 @@ class Watch:
         self._found: dict[Cause, float] = {}
         """What keeps the policy from learning, and since when."""
         self.stalls: tuple[Stall, ...] = ()
-        """Those found by the last `look`."""
+        """Those found by the last `look`, first why nothing is learnt."""
+        self._untold: tuple[Stall, ...] = ()
+        """A stall that is due, while `stalls` say what causes it."""
         fleet.on_ready.append(self._joined)
         fleet.on_lost.append(self._left)
 
@@ -111,20 +113,27 @@ class Watch:
         now, before = time.monotonic(), self.stalls
         overdue = self._watchdog.look(self._pulse(now), now)
         scene = self._scene(now) if overdue else None
-        self.stalls = tuple([explain(one, scene) for one in overdue]) if scene else ()
-        self.stalls += self._learning(now)
+        stalls = [explain(one, scene) for one in overdue] if scene else []
+        # Whether it is chance that no group can be trained on, and why not, is for the diagnosis alone to say.
+        undecided = [one for one in stalls if one.kind == Kind.BATCH and one.culprit == GROUPS]
+        due = [one for one in stalls if one not in undecided]
+        found = self._learning(now, {one.kind for one in due})
+        lasts = any(not one.deliberate for one in found)
+        self.stalls, self._untold = (*found, *due), tuple(undecided) if lasts else ()
         self._tell(before)
-        serving = not any(map(self._stops, self.stalls))
+        serving = not any(map(self._stops, (*self.stalls, *self._untold)))
         if serving != self._serves:
             self._serves = serving
             await self._health(serving)
         self._end_when_long()
 
     def _tell(self, before: tuple[Stall, ...]) -> None:
-        known, now = {stall.name: stall.culprit for stall in before}, {stall.name for stall in self.stalls}
+        known = {stall.name: (stall.culprit, stall.deliberate) for stall in before}
+        now = {stall.name for stall in self.stalls}
         for stall in self.stalls:
+            news = known.get(stall.name) != (stall.culprit, stall.deliberate)
             # Of weights the name has the culprit: whether the trainer is sending at the moment is no news.
-            if stall.name not in known or (stall.kind != Kind.WEIGHTS and known[stall.name] != stall.culprit):
+            if stall.name not in known or (stall.kind != Kind.WEIGHTS and news):
                 since = "" if stall.kind == LEARNING else f"{stall.seconds:.0f} s without progress: "
                 log.warning("%s%s", since, stall.told)
                 self._journal.event("stalled", **asdict(stall))
@@ -148,7 +157,7 @@ class Watch:
 
     def _end_when_long(self) -> None:
         bounds = self._settings.watchdog
-        stops = (one for one in self.stalls if self._stops(one))
+        stops = (one for one in (*self.stalls, *self._untold) if self._stops(one))
         longest = max(stops, key=self._seconds, default=None)
         if bounds.end_after_seconds and longest and self._seconds(longest) >= bounds.end_after_seconds:
             last = f", whose last failure was: {longest.failure}" if longest.failure else ""
@@ -159,13 +168,12 @@ class Watch:
 
     # ---- learning ----
 
-    def _learning(self, now: float) -> tuple[Stall, ...]:
-        """What keeps the policy from learning, as far as no stall says so."""
+    def _learning(self, now: float, stalled: set[str]) -> tuple[Stall, ...]:
+        """What keeps the policy from learning, as far as no stall of these kinds says so."""
         if self._progress.phase != self._phase:
             self._phase = self._progress.phase
             self._envs.attempts.restart()
         found = diagnose(self._learning_numbers(now)) if self._phase in SAMPLES else []
-        stalled = {stall.kind for stall in self.stalls}
         told = [one for one in found if not stalled & COVERED.get(one.cause, set())]
         self._found = {one.cause: self._found.get(one.cause, now) for one in told}
         return tuple([one.stall(now - self._found[one.cause]) for one in told])
@@ -180,7 +188,6 @@ class Watch:
             progress.curation.groups() if curates else None,
             progress.curation.updates(),
             progress.success_rate,
-            settings.trainer.trajectories_per_update,
             settings.trainer.gradient_clip,
             replica.health.breaks if replica else 0,
             replica.session.last_failure if replica else "",

@@ -9,7 +9,7 @@ groups succeed. So every bound below leaves room for chance, and for what health
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from dart.core.evaluation.estimates import wilson
@@ -28,11 +28,10 @@ MOST_UNREAD_AT_FIRST, MOST_UNREAD = 0.5, 0.8
 """The share of attempts that may end with no action: before any group could be trained on, and at any time. A policy
 that learns has been seen with half of its attempts unparsable for thousands of them."""
 GROUPS_WITHOUT = 75
-"""Groups in a row without one that can be trained on. In 81 recorded runs that learn the most were 38. Where tasks
-succeed so often that 99 groups of 100 do in every roll-out, so many in a row are half of all stretches: updates have
-then all but ended."""
-BATCHES_WITHOUT = 4
-"""And batches' worth of trajectories, as in `core.watchdog`."""
+"""Groups in a row without one that can be trained on. In 81 recorded runs that learn the most were 38."""
+LEAST_RATE, LEAST_CHANCE = 0.01, 0.001
+"""And so many trajectories in them, 688, that it would happen with no more than this chance to a policy that succeeds,
+or fails, at this rate, the least that is worth training on. Until then it may be chance, and is told as no fault."""
 MOST_OF_THEM = 0.9
 """The share of groups above which their cause is named alone."""
 GONE_ENTROPY, GONE_SHARE = 0.005, 0.05
@@ -81,7 +80,6 @@ class LearningNumbers:
     """None where there are none: outside of training, or while demonstrations are imitated."""
     updates: UpdateNumbers = field(default_factory=UpdateNumbers)
     success_rate: float | None = None
-    trajectories_per_update: int = 0
     gradient_clip: float = 0.0
     broken_transfers: int = 0
     """The fewest of any replica, one after the other; 0 if there are no replicas."""
@@ -91,17 +89,22 @@ class LearningNumbers:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A reason for which nothing is learnt. `example`: what a policy wrote or a worker said, in its own words."""
+    """A reason for which nothing is learnt. `example`: what a policy wrote or a worker said, in its own words. `early`:
+    it may still be chance."""
 
     cause: Cause
     what: str
     advice: str
     example: str = ""
+    early: bool = False
 
     def stall(self, seconds: float) -> Stall:
         """How status, events and pages tell it. `seconds`: since it was found."""
         waits = "nothing is sampled" if self.cause is Cause.FAILING else "nothing is learnt"
-        return Stall(LEARNING, waits, self.what, seconds, str(self.cause), self.example, self.advice)
+        advice = self.advice
+        if self.early:
+            waits, advice = f"{waits} yet", f"it may be chance; if it goes on, {advice}"
+        return Stall(LEARNING, waits, self.what, seconds, str(self.cause), self.example, advice, self.early)
 
 
 def diagnose(numbers: LearningNumbers) -> list[Finding]:
@@ -148,19 +151,20 @@ def _unparsable(attempts: AttemptNumbers, before_any_group: bool) -> Finding | N
 
 
 def _no_advantage(numbers: LearningNumbers, groups: GroupNumbers) -> Finding | None:
-    """No group can be trained on, and by now that is not chance."""
+    """No group can be trained on: by now that is not chance, or none could since the run began."""
     attempts, cause = numbers.attempts, _alone(groups)
-    long = groups.groups >= GROUPS_WITHOUT
-    if groups.any_released:
-        enough = long and groups.trajectories >= BATCHES_WITHOUT * numbers.trajectories_per_update
-        return _undecided(groups, cause, numbers) if enough else None
+    if groups.groups >= GROUPS_WITHOUT and (1 - LEAST_RATE) ** groups.trajectories < LEAST_CHANCE:
+        return _undecided(groups, cause, attempts)
     since = attempts.enough_since
     patient = attempts.finished >= WINDOW or (since is not None and numbers.now - since >= PATIENCE_SECONDS)
-    if attempts.finished >= ENOUGH and patient and not attempts.rewarded:
-        return _undecided(groups, Cause.ALL_FAIL, numbers)
+    if groups.any_released or not patient:
+        return None
+    if attempts.finished >= ENOUGH and not attempts.rewarded:
+        return replace(_undecided(groups, Cause.ALL_FAIL, attempts), early=True)
     # Only groups count here: the trajectories that finish first are short, and more of them succeed.
-    alone = cause not in (Cause.ALL_FAIL, Cause.NO_DIFFERENCE) and groups.trajectories >= ENOUGH and patient
-    return _undecided(groups, cause, numbers) if long or alone else None
+    if cause in (Cause.ALL_FAIL, Cause.NO_DIFFERENCE) or groups.trajectories < ENOUGH:
+        return None
+    return replace(_undecided(groups, cause, attempts), early=cause is not Cause.UNUSABLE)
 
 
 _CAUSES = {
@@ -177,11 +181,11 @@ def _alone(groups: GroupNumbers) -> Cause:
     return _CAUSES.get(worst, Cause.NO_DIFFERENCE) if most else Cause.NO_DIFFERENCE
 
 
-def _undecided(groups: GroupNumbers, cause: Cause, numbers: LearningNumbers) -> Finding:
-    attempts, many = numbers.attempts, f"the last {groups.groups} groups"
+def _undecided(groups: GroupNumbers, cause: Cause, attempts: AttemptNumbers) -> Finding:
+    many = f"the last {groups.groups} groups"
     match cause:
         case Cause.ALL_FAIL:
-            of = f"{attempts.finished} trajectories" if not groups.any_released else many
+            of = many if groups.any_released else f"the last {attempts.finished} trajectories"
             ends = ", ".join(f"{end} {n / attempts.finished:.0%}" for end, n in sorted(attempts.ends.items()))
             return Finding(
                 cause, f"none of {of} has a reward, so no group has an advantage; their ends: {ends}",

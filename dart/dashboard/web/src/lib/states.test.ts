@@ -5,6 +5,8 @@ describe('what is wrong', () => {
   it('has a heading that is true', () => {
     expect(whyTitle(true, false, 'training')).toBe('Something is wrong')
     expect(whyTitle(true, true, 'training')).toBe('It waits, as somebody asked')
+    expect(whyTitle(true, true, 'training', true)).toBe('It is too early to tell')
+    expect(whyTitle(false, true, 'interrupted')).toBe('Somebody stopped it')
     expect(whyTitle(false, false, 'interrupted')).toMatch(/^Why it ended/)
     expect(whyTitle(false, false, 'running')).not.toMatch(/ended/)
   })

@@ -82,8 +82,9 @@ export function byWork(a: string, b: string): number {
 export const isPaused = (status: { paused?: boolean | null; stalls: readonly Pick<Stall, 'kind'>[] }): boolean =>
   status.paused ?? status.stalls.some((stall) => stall.kind === 'paused')
 
-/** What stands above the lines that say what is wrong. `calm`: it only waits for what somebody asked for. */
-export function whyTitle(live: boolean, calm: boolean, phase: string): string {
+/** What stands above the lines that say what is wrong. `calm`: nothing is; `early`: it may still be chance. */
+export function whyTitle(live: boolean, calm: boolean, phase: string, early = false): string {
+  if (calm && early) return 'It is too early to tell'
   if (calm) return phase === 'interrupted' ? 'Somebody stopped it' : 'It waits, as somebody asked'
   if (live) return 'Something is wrong'
   return phase === 'running' ? 'It runs, but cannot be asked what it does' : 'Why it ended, and what was wrong'
