@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -112,6 +114,32 @@ def test_tensors_arrive_as_they_were_sent_again_and_again(
         assert list(arrived.result()) == list(sent)
         for name, tensor in arrived.result().items():
             torch.testing.assert_close(tensor, sent[name], rtol=0, atol=0)
+
+
+WAITS = """
+import resource, threading
+from pathlib import Path
+from dart.workers.weights import gloo
+
+before = resource.getrlimit(resource.RLIMIT_AS)
+lifted = threading.Timer(0.5, resource.setrlimit, (resource.RLIMIT_AS, before))
+lifted.start()
+used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 20), before[1]))
+try:
+    gloo._device("127.0.0.1", 0.0)
+except OSError as error:
+    print(error)
+gloo._device("127.0.0.1", 60.0)
+print("joined", lifted.finished.is_set())
+"""
+
+
+def test_an_end_that_cannot_have_a_thread_waits_for_it_and_says_so() -> None:
+    """There is no room for a thread's stack in its address space until the limit is lifted."""
+    told = subprocess.run([sys.executable, "-c", WAITS], capture_output=True, text=True, check=True).stdout
+    assert told.splitlines()[0].startswith("no more threads or processes may be started: raise `ulimit -u`")
+    assert told.splitlines()[1] == "joined True"
 
 
 def test_a_replica_that_never_comes_costs_the_trainer_the_timeout(group: wpb.TransferGroup) -> None:
