@@ -5,18 +5,16 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import resource
 import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 from click.testing import CliRunner
+from run_processes.short import no_descriptors
 from run_processes.told import events
 from store_samples import image
 
@@ -43,19 +41,6 @@ from dart.store.engine import DatabaseFailed
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name in ((blobs, "_AWAY_SECONDS"), (engine, "_AWAY_SECONDS"), (patience, "PAUSE_SECONDS")):
         monkeypatch.setattr(module, name, 0.01)
-
-
-@contextmanager
-def no_descriptors() -> Iterator[None]:
-    """Within, this process cannot open a file."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    lowest = os.dup(0)
-    os.close(lowest)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.parametrize(
