@@ -20,6 +20,7 @@ from store_samples import image
 
 from dart import shortage
 from dart.cli import main
+from dart.commands import worker
 from dart.commands.running import check_before, workers_come
 from dart.config import load
 from dart.coordinator.service.housekeeping import Waits
@@ -35,6 +36,9 @@ from dart.screenshots.directory import ScreenshotDirectory
 from dart.store import blobs, engine, patience
 from dart.store.database import Database, sqlite_url
 from dart.store.engine import DatabaseFailed
+from dart.wire.channel import Dial
+from dart.wire.worker import WorkerOptions
+from dart.workers.env.role import EnvRole
 
 
 @pytest.fixture(autouse=True)
@@ -289,6 +293,20 @@ async def test_a_worker_that_cannot_be_started_for_a_moment_is_started_later(
     failing[0] = 100
     with pytest.raises(UserError, match=r"^env-0 cannot be started: no more threads or processes may be started"):
         await Launcher([Child("env-0", [sys.executable, "-c", ""])], tmp_path).run()
+
+
+async def test_a_worker_needs_no_further_thread_for_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def serves(*_: object) -> str:
+        def none_left(*_: object) -> NoReturn:
+            raise RuntimeError("can't start new thread")
+
+        with monkeypatch.context() as short:
+            short.setattr(threading, "_start_new_thread", none_left)
+            await asyncio.gather(*[asyncio.to_thread(pow, 2, n) for n in range(99)])
+        return "served"
+
+    monkeypatch.setattr(worker, "serve", serves)
+    assert await worker._serve(EnvRole(), WorkerOptions(Dial("127.0.0.1:1"), "w"), None) == "served"
 
 
 def test_environments_without_end_are_refused_by_the_memory_that_they_need() -> None:
