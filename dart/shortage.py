@@ -149,6 +149,12 @@ def ready_threads(number: int, name: str) -> ThreadPoolExecutor:
     return pool
 
 
+def check_threads() -> None:
+    """gRPC crashes or hangs where it does not get its threads, so this is called before it starts them. Raises
+    RuntimeError where there are too few."""
+    ready_threads(min(16, max(4, os.cpu_count() or 1)) + 6, "check").shutdown()
+
+
 class Spare:
     """Descriptors that are kept open from the start, and given back when the run ends: to record how it ended, and for
     its last checkpoint, even where there are no others."""

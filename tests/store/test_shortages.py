@@ -309,6 +309,26 @@ async def test_a_worker_needs_no_further_thread_for_its_work(monkeypatch: pytest
     assert await worker._serve(EnvRole(), WorkerOptions(Dial("127.0.0.1:1"), "w"), None) == "served"
 
 
+async def test_a_worker_does_not_begin_where_grpc_would_crash_for_want_of_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start, left = threading._start_new_thread, [min(32, (os.cpu_count() or 1) + 4) + 3]
+
+    def few_left(*arguments: Any) -> int:
+        left[0] -= 1
+        if left[0] < 0:
+            raise RuntimeError("can't start new thread")
+        return start(*arguments)
+
+    async def serves(*_: object) -> NoReturn:
+        raise AssertionError("it dialled")
+
+    monkeypatch.setattr(worker, "serve", serves)
+    with monkeypatch.context() as short, pytest.raises(RuntimeError, match="can't start new thread"):
+        short.setattr(threading, "_start_new_thread", few_left)
+        await worker._serve(EnvRole(), WorkerOptions(Dial("127.0.0.1:1"), "w"), None)
+
+
 def test_environments_without_end_are_refused_by_the_memory_that_they_need() -> None:
     demo = Path(__file__).parents[2] / "configs" / "ladder_demo.yaml"
     assert limits.problem(load(demo), Train()) is None
