@@ -40,7 +40,7 @@ from dart.processes.fits import warnings as memory_warnings
 from dart.processes.launcher import Launcher, local_children
 from dart.processes.settings import collect_seldom, interruptible, watch_parent
 from dart.rundir import HERE, Guard, RunDirectory
-from dart.shortage import check_threads, ready_threads, shortage, spare
+from dart.shortage import ready_threads, shortage, spare
 from dart.store.database import Database
 from dart.store.lock import Hold
 from dart.store.records import Event, RunKind, RunState
@@ -140,7 +140,6 @@ def run_held(wanted: JobRun, hold: Hold) -> Summary | None:
 
 async def _run(wanted: JobRun, hold: Hold) -> Summary | None:
     asyncio.get_running_loop().set_default_executor(ready_threads(THREADS, "work"))
-    check_threads()
     spare.hold()
     wanted.directory.settle(wanted.config)
     async with await wanted.directory.open_to_work(create=not wanted.resume) as database:

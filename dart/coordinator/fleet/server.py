@@ -22,7 +22,7 @@ from dart import config
 from dart.coordinator.fleet.door import ControlDoor, Door, Refused
 from dart.coordinator.fleet.sessions import Fleet, Rejected, Worker
 from dart.errors import UserError
-from dart.shortage import open_files
+from dart.shortage import check_threads, open_files
 from dart.v1 import control_pb2, control_pb2_grpc
 from dart.v1 import session_pb2 as pb
 from dart.wire import rules
@@ -208,6 +208,7 @@ class Server:
 
     def __init__(self, settings: config.Server) -> None:
         self._settings = settings
+        check_threads()
         self._server = grpc.aio.server(options=server_options(open_files()))
         self._health = health.aio.HealthServicer()
         self._services: tuple[str, ...] = ()
