@@ -17,10 +17,13 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+
+from dart.errors import UserError
 
 VARIABLE = "DART_FAILPOINT"
 role = "coordinator"
@@ -50,22 +53,28 @@ class _Armed:
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
+_WRITTEN = re.compile(
+    r"(?:(coordinator|env|rollout|train)/)?([A-Za-z-]+)(?::([1-9]\d*)(-[1-9]\d*|-)?)?"
+    rf"(?:=(kill|fail:(?:{'|'.join(errno.errorcode.values())})|delay:\d+(?:\.\d+)?))?"
+)
+
+
 def armed(text: str) -> tuple[_Armed, ...]:
-    """Raises ValueError if it is not written as above: a test that arms nothing would prove nothing."""
+    """Raises UserError if it is not written as above: a test that arms nothing would prove nothing."""
     return tuple(_parsed(one) for one in text.split(",") if one)
 
 
 def _parsed(one: str) -> _Armed:
-    place, _, fault = one.partition("=")
-    of, _, place = place.rpartition("/")
-    name, _, visits = place.partition(":")
-    first, several, last = (visits or "1").partition("-")
+    if (written := _WRITTEN.fullmatch(one)) is None:
+        raise UserError(
+            f"environment variable {VARIABLE}: {one!r} is not [ROLE/]NAME[:VISITS][=FAULT], for example "
+            "env/screenshot-write:3-5=fail:ENOSPC: ROLE is coordinator, env, rollout or train, VISITS is 3, 3-5 or 3-, "
+            "and FAULT is kill, fail:ENOSPC or another errno, or delay:2.5"
+        )
+    of, name, first, more, fault = written.groups(default="")
     kind, _, detail = (fault or "kill").partition(":")
-    if kind not in ("kill", "fail", "delay") or (kind == "fail" and detail not in errno.errorcode.values()):
-        raise ValueError(f"{VARIABLE}: {one!r} asks for {fault!r}: write kill, fail:ENOSPC or delay:2.5")
-    if kind == "delay":
-        float(detail)
-    return _Armed(of, name, int(first), float(last or "inf") if several else int(first), kind, detail)
+    last = float(more[1:] or "inf") if more else int(first or "1")
+    return _Armed(of, name, int(first or "1"), last, kind, detail)
 
 
 _all = armed(os.environ.get(VARIABLE, ""))

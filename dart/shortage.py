@@ -36,7 +36,7 @@ def _told(error: BaseException) -> str:
     if isinstance(error, MemoryError):
         return _MEMORY
     if isinstance(error, RuntimeError) and _NO_THREAD in str(error):
-        return _THREADS
+        return _threads()
     if not isinstance(error, OSError):
         return ""
     where = f" of {error.filename}" if isinstance(error.filename, str) else ""
@@ -46,7 +46,7 @@ def _told(error: BaseException) -> str:
         case errno.ENFILE:
             return "too many open files on this machine: raise fs.file-max (sysctl), or end other programs"
         case errno.EAGAIN:
-            return _THREADS
+            return _threads()
         case errno.ENOMEM | errno.ENOBUFS:
             return _MEMORY
         case errno.ENOSPC:
@@ -63,7 +63,7 @@ def of_program(error: BaseException, said: str = "") -> str:
     for number in _PRINTED:
         if os.strerror(number).lower() in said.lower():
             return shortage(OSError(number, ""))
-    return _THREADS if _NO_THREAD in said else ""
+    return _threads() if _NO_THREAD in said else ""
 
 
 def tight() -> str:
@@ -83,6 +83,12 @@ _THREADS = (
     "no more threads or processes may be started: raise `ulimit -u`, or the pids limit of this container, or end other "
     "programs"
 )
+
+
+def _threads() -> str:
+    """A thread also needs address space for its stack, and the kernel says the same where it is that which lacks."""
+    bounded = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
+    return f"{_THREADS}, or lift `ulimit -v`" if bounded else _THREADS
 
 
 def of_database(error: sqlite3.Error | BaseException | None, file: Path) -> str | None:
@@ -141,6 +147,12 @@ def ready_threads(number: int, name: str) -> ThreadPoolExecutor:
         raise
     go.set()
     return pool
+
+
+def check_threads() -> None:
+    """gRPC crashes or hangs where it does not get its threads, so this is called before it starts them. Raises
+    RuntimeError where there are too few."""
+    ready_threads(min(16, max(4, os.cpu_count() or 1)) + 6, "check").shutdown()
 
 
 class Spare:

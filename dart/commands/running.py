@@ -30,7 +30,7 @@ from dart.coordinator.summary import Summary, write_json
 from dart.core.json_text import to_json
 from dart.core.status import Stall, Status
 from dart.core.watchdog import Kind
-from dart.errors import INTERRUPTED, ProcessLost, UserError, ungrouped
+from dart.errors import INTERRUPTED, ProcessLost, UserError, first_of, ungrouped
 from dart.inspection.condition import go_on
 from dart.job import Job, Train
 from dart.malloc import keep_memory
@@ -40,7 +40,7 @@ from dart.processes.fits import warnings as memory_warnings
 from dart.processes.launcher import Launcher, local_children
 from dart.processes.settings import collect_seldom, interruptible, watch_parent
 from dart.rundir import HERE, Guard, RunDirectory
-from dart.shortage import ready_threads, spare
+from dart.shortage import ready_threads, shortage, spare
 from dart.store.database import Database
 from dart.store.lock import Hold
 from dart.store.records import Event, RunKind, RunState
@@ -182,6 +182,10 @@ async def _run(wanted: JobRun, hold: Hold) -> Summary | None:
             return None
         except ProcessLost as error:
             raise ProcessLost(error.why, wanted.to_go_on, exit_code=error.exit_code) from error
+        except (OSError, MemoryError, RuntimeError, ExceptionGroup) as error:
+            if not (short := shortage(first_of(error))):
+                raise
+            raise ProcessLost(short, wanted.to_go_on, exit_code=1) from error
 
 
 async def _finished(wanted: JobRun, database: Database) -> Summary | None:

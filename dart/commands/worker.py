@@ -18,6 +18,7 @@ from dart.errors import UserError
 from dart.malloc import keep_memory
 from dart.processes.secrets import AUTHORITY, token_file
 from dart.processes.settings import ending_signals, watch_parent
+from dart.shortage import check_threads, ready_threads
 from dart.wire.channel import TOKEN_ENVIRONMENT, Dial, read_token
 from dart.wire.role import WorkerRole, goodbye
 from dart.wire.worker import STOPPED, WorkerOptions, serve
@@ -140,6 +141,8 @@ async def _serve(role: WorkerRole, options: WorkerOptions, ending_seconds: float
     """Why it ended."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+    loop.set_default_executor(ready_threads(min(32, (os.cpu_count() or 1) + 4), "work"))  # asyncio's own number
+    check_threads()
     for number in ending_signals():
         loop.add_signal_handler(number, stop.set)
     if ending_seconds is not None:

@@ -403,11 +403,13 @@ class Run:
 
     async def _failed(self, error: BaseException) -> None:
         first = first_of(error)
-        plain = isinstance(first, UserError | asyncio.CancelledError)
+        why = str(first)
+        if not isinstance(first, UserError | asyncio.CancelledError):
+            why = shortage(first) or f"{type(first).__name__}: {first}"
         with contextlib.suppress(OSError):
             if isinstance(first, ProcessLost):
                 self._training.lost(first.why)
-            self.journal.event("failed", why=str(first) if plain else f"{type(first).__name__}: {first}")
+            self.journal.event("failed", why=why)
         await self._end(RunState.FAILED, save=isinstance(first, Stalled) and self.ranks.idle)
 
     async def _end(self, state: RunState, *, save: bool) -> None:

@@ -30,6 +30,7 @@ from dart.inspection import records as r
 from dart.inspection.condition import ask, dial_of
 from dart.inspection.inspector import Inspector, compare
 from dart.inspection.opening import NotFound, shown, told
+from dart.shortage import shortage
 from dart.store.records import RunState
 from dart.wire.levers import LEVERS, pull
 from dart.wire.status import status_from_proto
@@ -63,9 +64,21 @@ def make_dashboard(library: Library, token: str | None) -> Dashboard:
     app = Starlette(
         routes=handlers.routes(),
         middleware=[Middleware(Access, token=token), Middleware(GZipMiddleware, minimum_size=SMALLEST_ZIPPED)],
-        exception_handlers={NotFound: _not_found, UserError: _bad_request, BadQuery: _bad_request},
+        exception_handlers={
+            NotFound: _not_found,
+            UserError: _bad_request,
+            BadQuery: _bad_request,
+            **dict.fromkeys((OSError, MemoryError, RuntimeError), _short),
+        },
     )
     return Dashboard(library, streams, app)
+
+
+async def _short(_: Request, error: Exception) -> Response:
+    """What this machine is short of at the moment, without another thread; everything else stays what it is."""
+    if not (short := shortage(error)):
+        raise error
+    return JSONResponse({"error": short}, status_code=503)
 
 
 class BadQuery(ValueError):

@@ -31,6 +31,7 @@ from dart.core.json_text import read_object
 from dart.errors import UserError
 from dart.rundir import RunDirectory
 from dart.screenshots.directory import ScreenshotDirectory, file_name
+from dart.shortage import shortage
 from dart.store import tables as t
 from dart.store.blobs import files_at
 from dart.store.database import Database, sqlite_url
@@ -334,9 +335,19 @@ class RunFiles:
                     connection.exec_driver_sql("ROLLBACK")
         except (SQLAlchemyError, sqlite3.Error) as error:
             remedy = "check that the file is whole and readable"
-            if self._server:
+            if not self._server:
+                self._check_shortage()
+            else:
                 remedy = "start the server, or check its user's rights"
             raise UserError(f"{self._shown} cannot be read ({getattr(error, 'orig', error)}): {remedy}") from None
+
+    def _check_shortage(self) -> None:
+        """SQLite does not say why it cannot open a file. Raises OSError if the machine is short of what that needs."""
+        try:
+            os.close(open_regular(self.directory.path, self.directory.database.name))
+        except OSError as error:
+            if shortage(error):
+                raise
 
     def _limit(self, connection: Any) -> None:
         """From now on it has its seconds, and ends at once where this is closed."""
@@ -359,7 +370,9 @@ class RunFiles:
     def _image(self, sha256: str) -> tuple[bytes, str]:
         try:
             data = self._screenshots.read(file_name(bytes.fromhex(sha256)))
-        except (ValueError, OSError):
+        except (ValueError, OSError) as error:
+            if shortage(error):
+                raise
             raise NotFound(f"screenshot {sha256[:64]} is not in {self.directory.screenshots}: it was removed") from None
         media_type = next((kind for start, kind in MEDIA_TYPES.items() if data.startswith(start)), None)
         if media_type is None or hashlib.sha256(data).hexdigest() != sha256.lower():

@@ -11,7 +11,7 @@ from dart.config import Config
 from dart.core.capacity.machine import memory_bytes
 from dart.job import Job
 from dart.shortage import MOST_OPEN_FILES
-from dart.wire.channel import most_connections
+from dart.wire.channel import most_env_workers
 
 ENVIRONMENT_BYTES = 10 << 20
 """The least that an environment of any world takes; a small desktop has 19 MB (docs/worlds.md)."""
@@ -27,14 +27,14 @@ def problem(config: Config, job: Job) -> str | None:
             f"{ENVIRONMENT_BYTES >> 20} MB each need more than the {memory_bytes() >> 30} GB of memory here: use at "
             f"most {most // workers}, or start env workers on other machines"
         )
-    if workers + job.replicas(config) + config.trainer.ranks > (most := most_connections(_open_files())):
-        return f"environment.workers {workers}: `ulimit -Hn` allows {most} workers to connect: raise it, or use fewer"
+    if workers > (most := most_env_workers(_open_files())):
+        return f"environment.workers {workers}: `ulimit -Hn` allows {most} of them to connect: raise it, or use fewer"
     return None
 
 
 def notes(config: Config | None, job: Job) -> Iterator[str]:
     """For a person."""
-    yield f"open files: {_open_files()}, so that {most_connections(_open_files())} workers may connect"
+    yield f"open files: {_open_files()}, so that {most_env_workers(_open_files())} env workers may connect"
     processes, most = resource.getrlimit(resource.RLIMIT_NPROC)[0], _PIDS.read_text().strip() if _PIDS.exists() else ""
     told = [n for n in (processes, int(most) if most.isdecimal() else -1) if n != resource.RLIM_INFINITY]
     yield f"processes and threads: {min(told) if told else 'no limit'}"

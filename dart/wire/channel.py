@@ -65,6 +65,12 @@ def most_connections(open_files: int) -> int:
     return max(open_files - KEPT_DESCRIPTORS, open_files // 2)
 
 
+def most_env_workers(open_files: int) -> int:
+    """Where they have all the connections, one more cannot be told why it gets none, and neither the trainer that
+    comes last nor `dart status` gets one."""
+    return most_connections(open_files) * 7 // 8
+
+
 @dataclass(frozen=True, slots=True)
 class Dial:
     """How a client reaches the coordinator. `token` is never logged, and never sent in the clear over a network.

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 import random
+import re
 import time
 import uuid
 from collections.abc import Callable
@@ -37,6 +38,13 @@ UNREACHED_EXIT = 3
 """Exit code of a worker that was connected once and cannot reach its coordinator any more, or that was ready once and
 cannot be again. Its supervisor may try it again: the command line was right."""
 _FIRST_DELAY_SECONDS = 0.2
+_CLOSED = re.compile("Socket closed|Connection reset")
+"""In gRPC's words, where the other end has accepted a connection and closed it before it said anything."""
+_ABSENT = "check --coordinator HOST:PORT and that `dart coordinator` runs there"
+_FULL = (
+    "connections are closed as soon as they are made, as a coordinator does with those beyond its limit of open files: "
+    "raise `ulimit -Hn` where it starts, or check that --coordinator HOST:PORT is a coordinator's"
+)
 
 
 @dataclass(slots=True)
@@ -240,7 +248,7 @@ async def _keep_connected(service: _Service, stop: asyncio.Event) -> str:
             if time.monotonic() > deadline:
                 raise UserError(
                     f"coordinator {options.dial.address} could not be reached for {patience:.0f} s "
-                    f"({error}): check --coordinator HOST:PORT and that `dart coordinator` runs there",
+                    f"({error}): {_FULL if _CLOSED.search(str(error)) else _ABSENT}",
                     exit_code=UNREACHED_EXIT if service.welcomed_at else USER_ERROR,
                 ) from None
         with contextlib.suppress(TimeoutError):

@@ -229,3 +229,20 @@ def test_what_changed_is_an_event_of_the_run(tmp_path: Path, monkeypatch: pytest
         running.run_in_loop(JobRun(config, directory, Train(), quiet=True, resume=True))
     (event,) = [json.loads(line) for line in directory.metrics.read_text().splitlines()]
     assert event["event"] == "config_changed" and event["changed"][0].startswith("stop.updates: ")
+
+
+def test_a_run_that_ends_for_what_the_machine_is_short_of_says_that_and_how_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def short(_: JobRun, run: Run) -> None:
+        await run.address
+        raise ExceptionGroup("", [MemoryError()])
+
+    monkeypatch.setattr(running, "_launch", short)
+    ended = CliRunner().invoke(main, ["coordinator", str(MINIWOB), "--run", str(tmp_path / "run"), "--quiet"])
+    assert ended.exit_code == 1, "it may be started again"
+    assert "error: too little memory: end other programs" in ended.output
+    assert "; all finished work is kept; continue with this command" in ended.output
+    events = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    (failed,) = [event["why"] for event in events if event["event"] == "failed"]
+    assert failed.startswith("too little memory: ")

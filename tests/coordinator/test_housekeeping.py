@@ -303,7 +303,7 @@ async def test_a_file_system_that_fails_for_a_moment_puts_tidying_off(
     assert sorted(told) == [
         "screenshots_removed",
         '{"work": "sweep", "why": "[Errno 116] Stale file handle"}',
-        '{"work": "trim", "why": "[Errno 28] No space left on device"}',
+        '{"work": "trim", "why": "the disk is full: make room there"}',
     ]
     assert not rig.database.blobs.has(failed.sha256) and not keeping.done()
     keeping.cancel()

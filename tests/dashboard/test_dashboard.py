@@ -18,6 +18,7 @@ import grpc
 import httpx
 import pytest
 from dashboards.made import SMALL, evaluate, event, execute, small_run
+from run_processes.short import no_descriptors
 
 from dart.commands.look import dashboard
 from dart.commands.look.dashboard import ViewOptions
@@ -26,6 +27,7 @@ from dart.dashboard.library import Library
 from dart.dashboard.live import Streams
 from dart.errors import UserError
 from dart.inspection.inspector import Inspector, Pulse
+from dart.inspection.opening import RunFiles
 from dart.rundir import RunDirectory
 from dart.v1 import control_pb2 as cpb
 from dart.v1 import control_pb2_grpc
@@ -52,6 +54,33 @@ def client_of(run: RunDirectory, token: str | None = None, host: str = "127.0.0.
 async def client(run: RunDirectory) -> AsyncIterator[httpx.AsyncClient]:
     async with client_of(run) as made:
         yield made
+
+
+async def test_a_page_says_what_the_machine_is_short_of_and_not_that_a_file_is_damaged(
+    client: httpx.AsyncClient, run: RunDirectory
+) -> None:
+    here = f"/api/runs/{run.name}"
+    for page in (here, f"{here}/trajectories"):
+        assert (await client.get(page)).status_code == 200
+    trajectory = (await client.get(f"{here}/trajectories", params={"limit": 1})).json()["rows"][0]["id"]
+    step = (await client.get(f"{here}/trajectories/{trajectory}")).json()["steps"][0]
+    picture = f"{here}/images/{step['image']['sha256']}"
+    async with client_of(run) as other:
+        with no_descriptors():
+            answers = [await client.get(picture), await other.get(here)]
+        assert [answer.status_code for answer in (await client.get(picture), await other.get(here))] == [200, 200]
+    for answer in answers:
+        assert answer.status_code == 503
+        assert answer.json()["error"].startswith("too many open files: the limit of this process is")
+
+
+async def test_a_database_that_cannot_be_opened_now_is_not_called_damaged(run: RunDirectory) -> None:
+    async with await RunFiles.open(run) as files:
+        await files.record()
+        files._engine.dispose()
+        with no_descriptors(), pytest.raises(OSError, match="Too many open files"):
+            await files.record()
+        await files.record()
 
 
 async def test_every_page_has_its_data(client: httpx.AsyncClient, run: RunDirectory) -> None:

@@ -5,23 +5,22 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import resource
 import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 from click.testing import CliRunner
+from run_processes.short import no_descriptors
 from run_processes.told import events
 from store_samples import image
 
 from dart import shortage
 from dart.cli import main
+from dart.commands import worker
 from dart.commands.running import check_before, workers_come
 from dart.config import load
 from dart.coordinator.service.housekeeping import Waits
@@ -37,25 +36,15 @@ from dart.screenshots.directory import ScreenshotDirectory
 from dart.store import blobs, engine, patience
 from dart.store.database import Database, sqlite_url
 from dart.store.engine import DatabaseFailed
+from dart.wire.channel import Dial
+from dart.wire.worker import WorkerOptions
+from dart.workers.env.role import EnvRole
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name in ((blobs, "_AWAY_SECONDS"), (engine, "_AWAY_SECONDS"), (patience, "PAUSE_SECONDS")):
         monkeypatch.setattr(module, name, 0.01)
-
-
-@contextmanager
-def no_descriptors() -> Iterator[None]:
-    """Within, this process cannot open a file."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    lowest = os.dup(0)
-    os.close(lowest)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.parametrize(
@@ -304,6 +293,40 @@ async def test_a_worker_that_cannot_be_started_for_a_moment_is_started_later(
     failing[0] = 100
     with pytest.raises(UserError, match=r"^env-0 cannot be started: no more threads or processes may be started"):
         await Launcher([Child("env-0", [sys.executable, "-c", ""])], tmp_path).run()
+
+
+async def test_a_worker_needs_no_further_thread_for_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def serves(*_: object) -> str:
+        def none_left(*_: object) -> NoReturn:
+            raise RuntimeError("can't start new thread")
+
+        with monkeypatch.context() as short:
+            short.setattr(threading, "_start_new_thread", none_left)
+            await asyncio.gather(*[asyncio.to_thread(pow, 2, n) for n in range(99)])
+        return "served"
+
+    monkeypatch.setattr(worker, "serve", serves)
+    assert await worker._serve(EnvRole(), WorkerOptions(Dial("127.0.0.1:1"), "w"), None) == "served"
+
+
+async def test_a_worker_does_not_begin_where_grpc_would_crash_for_want_of_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start, left = threading._start_new_thread, [min(32, (os.cpu_count() or 1) + 4) + 3]
+
+    def few_left(*arguments: Any) -> int:
+        left[0] -= 1
+        if left[0] < 0:
+            raise RuntimeError("can't start new thread")
+        return start(*arguments)
+
+    async def serves(*_: object) -> NoReturn:
+        raise AssertionError("it dialled")
+
+    monkeypatch.setattr(worker, "serve", serves)
+    with monkeypatch.context() as short, pytest.raises(RuntimeError, match="can't start new thread"):
+        short.setattr(threading, "_start_new_thread", few_left)
+        await worker._serve(EnvRole(), WorkerOptions(Dial("127.0.0.1:1"), "w"), None)
 
 
 def test_environments_without_end_are_refused_by_the_memory_that_they_need() -> None:

@@ -320,6 +320,17 @@ async def test_unreachable_coordinator_is_named() -> None:
             await r.work(seconds=1.0)
 
 
+async def test_a_coordinator_that_takes_no_more_connections_is_not_called_absent() -> None:
+    async def full(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    async with await asyncio.start_server(full, "127.0.0.1", 0) as server, rig() as r:
+        address = "{}:{}".format(*server.sockets[0].getsockname())
+        options = WorkerOptions(Dial(address, None), "w", connect_seconds=0.5)
+        with pytest.raises(UserError, match=r"closed as soon as they are made.*raise `ulimit -Hn` where it starts"):
+            await serve(r.role, options, r.stop)
+
+
 async def test_a_worker_may_wait_longer_for_its_first_coordinator() -> None:
     """One of a run that continues reads its checkpoint before it listens."""
     async with rig() as r, asyncio.TaskGroup() as tasks:

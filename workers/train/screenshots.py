@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from dart.screenshots.held import Held
 from dart.screenshots.lookup import UnknownScreenshot, filled
 from dart.screenshots.picture import decoded
 from dart.screenshots.shared import SharedScreenshots
+from dart.shortage import ready_threads
 
 CACHE_BYTES = 512 << 20
 """Bound on the processed screenshots kept; the least recently used is evicted first. Steps of one trajectory share
@@ -92,7 +93,7 @@ class ProcessedScreenshots:
         self._processor, self._form = processor, PixelForm.of(processor)
         self.shared = shared
         self._held: Held[Processed] = Held(cache_bytes, lambda one: one.patches.nbytes)
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="screenshots") if threads else None
+        self._pool = ready_threads(threads, "screenshots") if threads else None
         self._wanted: deque[Image] = deque()
         self._begun: dict[bytes, Future[Processed]] = {}
 

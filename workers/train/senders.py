@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import torch
 
+from dart.shortage import shortage
 from dart.v1 import weights_pb2 as wpb
 from dart.workers.weights.transfer import Sender, TransferError, make_sender, reason
 
@@ -136,7 +137,13 @@ class Senders:
                 await self._in_thread(sender.close)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        """Raises TransferError where the machine has no thread for it: a transfer is repeated, the trainer is not."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        except RuntimeError as error:
+            if not (short := shortage(error)):
+                raise
+            raise TransferError(short) from None
 
 
 class Snapshots:

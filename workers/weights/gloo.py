@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
@@ -18,11 +19,13 @@ import torch.distributed as dist
 
 from dart.core.loopback import is_loopback
 from dart.errors import first_line
+from dart.shortage import of_program
 from dart.v1 import weights_pb2 as wpb
 from dart.workers.weights.transfer import BUCKET_BYTES, TensorSpec, TransferError, fingerprint, plan_buckets, spec_of
 
 ELSEWHERE = "192.0.2.1"
 """An address that no machine has (RFC 5737)."""
+SHORT_SECONDS = 0.5
 
 
 class Group:
@@ -37,7 +40,7 @@ class Group:
         try:
             # Otherwise gloo uses the address that the machine's name resolves to, which may be unreachable or absent.
             # First, because a store retries a name that nobody knows until its time is up, and then does not say why.
-            device = dist.ProcessGroupGloo.create_device(hostname=own_address(host, port))
+            device = _device(own_address(host, port), timeout_seconds)
             self._store = dist.TCPStore(
                 host, port, world_size, is_master=rank == 0, timeout=self.timeout, wait_for_workers=False
             )
@@ -90,6 +93,21 @@ class Group:
         """Leave. Peers that wait in a broadcast then fail."""
         self._group = None
         self._store = None
+
+
+def _device(address: str, timeout_seconds: float) -> object:
+    """What the machine is short of is waited for: the other ends would wait as long, and nobody would tell them."""
+    until = time.monotonic() + timeout_seconds
+    while True:
+        try:
+            return dist.ProcessGroupGloo.create_device(hostname=address)
+        except RuntimeError as error:
+            short = of_program(error, str(error))
+            if not short:
+                raise
+            if time.monotonic() > until:
+                raise OSError(short) from None
+        time.sleep(SHORT_SECONDS)
 
 
 class GlooSender:

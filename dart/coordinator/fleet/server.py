@@ -22,7 +22,7 @@ from dart import config
 from dart.coordinator.fleet.door import ControlDoor, Door, Refused
 from dart.coordinator.fleet.sessions import Fleet, Rejected, Worker
 from dart.errors import UserError
-from dart.shortage import open_files
+from dart.shortage import check_threads, open_files
 from dart.v1 import control_pb2, control_pb2_grpc
 from dart.v1 import session_pb2 as pb
 from dart.wire import rules
@@ -32,6 +32,7 @@ from dart.wire.channel import (
     PROTOCOL_VERSION,
     address_of,
     listening_host,
+    most_env_workers,
     read_file,
     read_token,
     server_options,
@@ -44,6 +45,8 @@ log = logging.getLogger(__name__)
 HEARTBEATS_PER_SECOND = 250
 """The most heartbeats per second of all workers together, as far as `server.lost_after_seconds` allows."""
 RIVAL_SECONDS = 0.05
+FULL_SECONDS = 10.0
+"""After which an env worker for which there is no room may ask again."""
 
 
 class CoordinatorService:
@@ -58,6 +61,7 @@ class CoordinatorService:
     ) -> None:
         self._fleet, self._settings, self._run_id, self._welcome = fleet, settings, run_id, welcome
         self._door = Door(settings)
+        self._open_files, self._env_streams = open_files(), 0
 
     async def Session(
         self, request_iterator: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]
@@ -67,6 +71,7 @@ class CoordinatorService:
         metadata = {key: str(value) for key, value in context.invocation_metadata() or ()}
         try:
             hello = await self._door.hello(stream, metadata)
+            self._check_room(hello, context.peer())
             config_json = self._check(hello)
             await self._not_taken(hello)
             worker, resumed = self._fleet.admit(hello)
@@ -81,6 +86,21 @@ class CoordinatorService:
             self._door.refused(context.peer(), f"gone before its Hello ({error})")
         else:
             await self._converse(worker, stream, config_json, resumed)
+
+    def _check_room(self, hello: pb.Hello, peer: str) -> None:
+        """Raises Rejected if there are as many env workers as there can be: for a while, because some may leave. One
+        that comes back is not one more."""
+        if hello.role != pb.ROLE_ENV or hello.instance_id in self._fleet.workers:
+            return
+        if self._env_streams >= most_env_workers(self._open_files):
+            full = Rejected(
+                f"it may have only {self._open_files} files open, and {self._env_streams} env workers are connected: "
+                "raise `ulimit -Hn` where it starts, or start fewer env workers",
+                "wait until another has left",
+                FULL_SECONDS,
+            )
+            self._door.refused(peer, f"{hello.worker_id}: {full}")
+            raise full
 
     async def _not_taken(self, hello: pb.Hello) -> None:
         """Wait until the place of this Hello is free: until its holder is heard again, or counts as gone.
@@ -101,6 +121,7 @@ class CoordinatorService:
     async def _converse(self, worker: Worker, stream: Stream, config_json: str, resumed: bool) -> None:
         """Serve the stream from Welcome until it ends; sets `worker.said_goodbye` when either end sends Bye."""
         hung_up = worker.connected()
+        self._env_streams += (env := worker.role == pb.ROLE_ENV)
         heartbeat_seconds = heartbeat_interval(self._settings, len(self._fleet.workers))
         welcome = pb.Welcome(
             epoch=worker.epoch,
@@ -129,6 +150,7 @@ class CoordinatorService:
         finally:
             # Cancel, kill and half-close look alike. Without Bye the worker may come back, so Fleet.reap waits for it.
             worker.connections -= 1
+            self._env_streams -= env
             worker.said_goodbye |= talk.parted
             if worker.said_goodbye:
                 self._fleet.lose(worker, "goodbye")
@@ -186,6 +208,7 @@ class Server:
 
     def __init__(self, settings: config.Server) -> None:
         self._settings = settings
+        check_threads()
         self._server = grpc.aio.server(options=server_options(open_files()))
         self._health = health.aio.HealthServicer()
         self._services: tuple[str, ...] = ()

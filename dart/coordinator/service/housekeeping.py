@@ -30,6 +30,7 @@ from dart.failpoints import failpoint
 from dart.malloc import release_free_memory
 from dart.rundir import Guard
 from dart.screenshots.directory import SHARDS, ScreenshotDirectory, StoredFile
+from dart.shortage import shortage
 from dart.store import lines
 from dart.store.database import Database
 from dart.store.patience import Patience
@@ -183,9 +184,10 @@ class Housekeeping:
         try:
             yield
         except OSError as error:
-            log.warning("tidying up (%s) failed: %s", work, error)
+            why = shortage(error) or str(error)
+            log.warning("tidying up (%s) failed: %s", work, why)
             if work not in self._failing:
-                self._journal.event("housekeeping_failed", work=work, why=str(error))
+                self._journal.event("housekeeping_failed", work=work, why=why)
             self._failing.add(work)
         else:
             self._failing.discard(work)

@@ -20,6 +20,7 @@ from sqlalchemy.exc import DatabaseError
 
 from dart.config import Run
 from dart.errors import UserError
+from dart.shortage import shortage
 from dart.store.elsewhere.remote import RemoteFiles
 from dart.store.engine import in_schema, parse_url, server_engine, shown
 from dart.store.regular import read_regular
@@ -49,6 +50,8 @@ class Place:
         except (FileNotFoundError, NotADirectoryError):
             return cls()
         except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+            if shortage(error):
+                raise
             why = error.strerror if isinstance(error, OSError) else error
             raise UserError(f"{file} is damaged ({why}): restore it from a copy") from None
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+import subprocess
+import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -116,6 +118,43 @@ def test_tensors_arrive_as_they_were_sent_again_and_again(
         for name, tensor in arrived.result().items():
             torch.testing.assert_close(tensor, sent[name], rtol=0, atol=0)
         assert checksum(arrived.result().items()) == checksum(reversed(sent.items())) != 0
+
+
+NO_ROOM = """
+import asyncio, resource, threading
+from pathlib import Path
+from dart.v1 import weights_pb2 as wpb
+from dart.workers.train.senders import Senders
+from dart.workers.weights import gloo
+from dart.workers.weights.transfer import TransferError
+
+before, loop, ends = resource.getrlimit(resource.RLIMIT_AS), asyncio.new_event_loop(), Senders("gloo", 60.0)
+lifted = threading.Timer(0.5, resource.setrlimit, (resource.RLIMIT_AS, before))
+lifted.start()
+used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 20), before[1]))
+try:
+    loop.run_until_complete(ends.send(wpb.TransferGroup(group_id="g", host="127.0.0.1", port=1), {}))
+except TransferError as error:
+    print(error)
+try:
+    gloo._device("127.0.0.1", 0.0)
+except OSError as error:
+    print(error)
+gloo._device("127.0.0.1", 60.0)
+print("joined", lifted.finished.is_set())
+"""
+
+
+def test_an_end_that_can_have_no_thread_now_says_so_or_waits_for_it() -> None:
+    """There is no room for a thread's stack in its address space until the limit is lifted."""
+    told = subprocess.run([sys.executable, "-c", NO_ROOM], capture_output=True, text=True, check=True).stdout
+    *short, joined = told.splitlines()
+    assert len(short) == 2
+    for line in short:
+        assert line.startswith("no more threads or processes may be started: raise `ulimit -u`")
+        assert line.endswith("or lift `ulimit -v`")
+    assert joined == "joined True"
 
 
 def test_a_replica_that_never_comes_costs_the_trainer_the_timeout(group: wpb.TransferGroup) -> None:
