@@ -73,12 +73,6 @@ class RunDirectory:
         return Place.read(self.place_file)
 
     @property
-    def shown_database(self) -> str:
-        """Its database, for messages."""
-        place = self.place
-        return f"{place.database}, schema {place.key}" if place.database else str(self.database)
-
-    @property
     def screenshots(self) -> str | Path:
         """The directory or the URL where its screenshots are."""
         return self.place.folder() or self.blobs

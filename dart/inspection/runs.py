@@ -117,7 +117,7 @@ async def _row(id: str, directory: RunDirectory, kept: Kept) -> RunRow:
             files = await RunFiles.open(directory, id, LISTED_SECONDS)
             async with files:
                 row = _ROW.validate_python(asdict(await run_row(files)))
-            keeps = files.migrated or (row.state != RunState.RUNNING and directory.place.database is None)
+            keeps = files.migrated or (row.state != RunState.RUNNING and not files.elsewhere)
     except (UserError, OSError) as error:
         return _unreadable(id, directory, shown(str(error)))
     if keeps:
@@ -206,7 +206,7 @@ async def _missing(files: RunFiles, record: RunRecord, state: str) -> list[str]:
             "story: updates, evaluations, checkpoints, workers that came or were lost, phases, pauses and failures of "
             "the run."
         )
-    where = files.directory.screenshots
+    where = files.screenshots
     if isinstance(where, Path) and not where.is_dir():
         notes.append(f"{where} is not there, so no screenshot can be shown.")
     elif files.are_local:  # a store would be asked for each of them

@@ -68,6 +68,10 @@ class Place:
         """The database's, with the schema; None: run.db. It may hold a password. Raises UserError."""
         return None if self.database is None else in_schema(server_url(self.database), self.key)
 
+    def shown(self, file: Path) -> str:
+        """The database, which is `file` if it is not elsewhere, for messages."""
+        return f"{self.database}, schema {self.key}" if self.database else str(file)
+
     def folder(self) -> str | None:
         """The run's own folder in the object store; None: in the run directory."""
         return None if self.blobs is None else f"{self.blobs.rstrip('/')}/{self.key}"
