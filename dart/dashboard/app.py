@@ -160,7 +160,9 @@ class _Handlers:
     async def _compare(self, request: Request) -> Response:
         asked = [_required(request, name) for name in ("first", "first_evaluation", "second", "second_evaluation")]
         async with self._library.run(asked[0]) as first, self._library.run(asked[2]) as second:
-            return await _answer(await compare(first, asked[1], second, asked[3]))
+            compared = await compare(first, asked[1], second, asked[3])
+            with told(f"what is shown here of runs {first.files.id} and {second.files.id}"):
+                return await _answer(compared)
 
     async def _image(self, request: Request) -> Response:
         async with self._library.run(request.path_params["run"]) as inspector:
@@ -283,11 +285,12 @@ _ROWS: Mapping[type, TypeAdapter[object]] = {
 
 
 def encode(record: object) -> bytes:
-    """A record, or a list of them, as JSON; numbers that are not finite become null."""
+    """A record, or a list of them, as JSON; numbers that are not finite become null. Raises ValueError where a field
+    has another type than its page expects."""
     if isinstance(record, list):
-        return _ROWS[type(record[0])].dump_json(record) if record else b"[]"
+        return _ROWS[type(record[0])].dump_json(record, warnings="error") if record else b"[]"
     kind = type(record)
-    return _ADAPTERS.setdefault(kind, _ADAPTERS.get(kind) or TypeAdapter(kind)).dump_json(record)
+    return _ADAPTERS.setdefault(kind, _ADAPTERS.get(kind) or TypeAdapter(kind)).dump_json(record, warnings="error")
 
 
 async def _answer(record: object) -> Response:

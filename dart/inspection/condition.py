@@ -17,7 +17,7 @@ import grpc
 from dart.core.json_text import JSON, read_object
 from dart.core.status import Figures, Stall, Status
 from dart.errors import UserError
-from dart.inspection.opening import RunFiles
+from dart.inspection.opening import RunFiles, shown
 from dart.inspection.records import RunStatus
 from dart.inspection.wording import plain, quarantine_lines, stall_lines
 from dart.rundir import HERE, RunDirectory
@@ -148,7 +148,7 @@ async def condition(files: RunFiles) -> RunStatus:
     last = time.time() if state == RunState.RUNNING else ended.last_event and ended.last_event.unix_seconds
     elapsed = max(0.0, (record.finished or last or record.started) - record.started)
     status = Status(record.id, str(state), figures, elapsed_seconds=elapsed, stalls=ended.stalls)
-    why = () if state == RunState.FINISHED else tuple(ended.lines())
+    why = () if state == RunState.FINISHED else tuple(map(shown, ended.lines()))
     return RunStatus(False, status, (*refused, *why))
 
 

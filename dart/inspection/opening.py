@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,7 +37,7 @@ from dart.store import tables as t
 from dart.store.blobs import files_at
 from dart.store.database import Database, sqlite_url
 from dart.store.elsewhere.place import Place
-from dart.store.engine import server_engine
+from dart.store.engine import is_locked, server_engine
 from dart.store.lock import is_held
 from dart.store.records import RunRecord, run_from_row
 from dart.store.regular import is_regular, open_regular, read_regular
@@ -67,13 +68,16 @@ DAMAGE = (
 LIVE = "mode=ro"
 AS_IT_IS = "mode=ro&immutable=1"
 """SQLite does not notice then that the file changes."""
-BUSY_SECONDS = 0.5
-"""A reader of dart's databases waits for nobody: whoever keeps one locked does so on purpose, or for a moment."""
+BUSY_SECONDS = 0.2
+"""dart locks a database that others read only for a moment, when it opens or closes it."""
 _SQLITE = create_engine("sqlite://")
 _STATEMENTS: LRUCache[Any, Any] = LRUCache(500)
 """Compiled once for all runs, whose engines therefore share a dialect: it takes longer than to execute them."""
 MEDIA_TYPES = {b"\x89PNG": "image/png", b"\xff\xd8\xff": "image/jpeg", b"RIFF": "image/webp", b"GIF8": "image/gif"}
 """The first bytes of the pictures that a browser is given."""
+
+
+NOT_DARTS = "it is not a dart database, or is damaged, or not yours to read: name the directory of another run"
 
 
 def shown(name: str | Path) -> str:
@@ -83,6 +87,10 @@ def shown(name: str | Path) -> str:
 
 class NotFound(UserError):
     """The run has no such trajectory, group, task or screenshot."""
+
+
+class TooSlow(UserError):
+    """The database takes longer to read than it may."""
 
 
 def state_of(directory: RunDirectory) -> object:
@@ -188,8 +196,8 @@ class RunFiles:
             if version < t.SCHEMA_VERSION:
                 if files._server:
                     raise UserError(
-                        f"{files.database} has schema version {version}, this dart has {t.SCHEMA_VERSION}: `dart export` "
-                        "or --resume migrate it, when no process works on the run"
+                        f"{files.database} has schema version {version}, this dart has {t.SCHEMA_VERSION}: `dart "
+                        "export` or --resume migrate it, when no process works on the run"
                     )
                 await files.close()
                 files = await cls._migrated_copy(directory, place, version)
@@ -272,7 +280,8 @@ class RunFiles:
 
     def _file_engine(self, file: Path) -> Engine:
         """Not of `create_engine`, which would make a dialect for it, and ask a first connection what SQLite can."""
-        pool = QueuePool(lambda: self._connect(file), pool_size=READERS, max_overflow=0, dialect=_SQLITE.dialect)
+        connect: Any = partial(self._connect, file)
+        pool = QueuePool(connect, pool_size=READERS, max_overflow=0, dialect=_SQLITE.dialect)
         return Engine(pool, _SQLITE.dialect, _SQLITE.url, execution_options={"compiled_cache": _STATEMENTS})
 
     def _connect(self, file: Path) -> sqlite3.Connection:
@@ -280,8 +289,8 @@ class RunFiles:
         if all(is_regular(one) or not os.path.lexists(one) for one in self.directory.beside_database):
             try:
                 return self._connected(f"{uri}?{self._mode}")
-            except sqlite3.OperationalError:
-                if self._mode != LIVE:
+            except sqlite3.OperationalError as error:
+                if self._mode != LIVE or is_locked(error):
                     raise
         # SQLite would wait for a FIFO, and follow a link. Or the index of the write-ahead log cannot be made, in a
         # folder that is read-only.
@@ -291,8 +300,8 @@ class RunFiles:
         log = self.directory.write_ahead_log
         if os.path.lexists(log) and (not is_regular(log) or log.stat().st_size):
             self.notes.append(
-                f"{file.parent} cannot be written to, or one of SQLite's files in it is no regular file, so {log.name} "
-                "was not read: the newest trajectories are missing; copy the directory to see them."
+                f"{shown(file.parent)} cannot be written to, or one of SQLite's files in it is no regular file, so "
+                f"{log.name} was not read: the newest trajectories are missing; copy the directory to see them."
             )
         return connection
 
@@ -311,15 +320,9 @@ class RunFiles:
         return connection
 
     async def _schema_version(self) -> int:
-        version, why = None, ""
-        try:
-            version = await self.read(lambda connection: connection.execute(select(t.schema.c.version)).scalar_one())
-        except UserError as error:
-            if self._server:
-                raise  # it says itself what is wrong
-            why = f" ({error})"
+        version = await self.read(lambda found: found.execute(select(t.schema.c.version)).scalar_one_or_none())
         if not isinstance(version, int):
-            raise UserError(f"{self.database} is not a dart database, or is damaged: name the directory of a run{why}")
+            raise UserError(f"{self.database} has schema version {str(version)[:40]!r}: {NOT_DARTS}")
         if version < t.OLDEST_MIGRATED:
             raise UserError(
                 f"{self.database} has schema version {version}, and this dart reads {t.OLDEST_MIGRATED} or "
@@ -345,10 +348,18 @@ class RunFiles:
                 finally:
                     connection.exec_driver_sql("ROLLBACK")
         except (SQLAlchemyError, sqlite3.Error) as error:
-            remedy = "check that the file is whole and readable"
+            why = getattr(error, "orig", error)
+            if getattr(why, "sqlite_errorcode", None) == sqlite3.SQLITE_INTERRUPT and not self._ending:
+                raise TooSlow(
+                    f"{self.database} takes more than {self._seconds:g} s of the processor to read: it is too large, "
+                    "or made so that it takes long"
+                ) from None
+            remedy = NOT_DARTS
             if self._server:
                 remedy = "start the server, or check its user's rights"
-            raise UserError(f"{self.database} cannot be read ({getattr(error, 'orig', error)}): {remedy}") from None
+            elif is_locked(error):
+                remedy = "look again, or end the program that keeps it locked"
+            raise UserError(f"{self.database} cannot be read ({why}): {remedy}") from None
 
     def _limit(self, connection: Any) -> None:
         """From now on it has its seconds, and ends at once where this is closed."""
@@ -408,9 +419,12 @@ def _check_place(directory: RunDirectory, place: Place) -> None:
 
 def check_schema(connection: sqlite3.Connection) -> None:
     """Raises sqlite3.DatabaseError for what dart never makes, and what may run for ever."""
-    odd = "SELECT type, name FROM sqlite_master WHERE type IN ('view', 'trigger') OR sql LIKE 'CREATE VIRTUAL%'"
-    if found := connection.execute(odd).fetchone():
-        raise sqlite3.DatabaseError(f"it has a {found[0]} {str(found[1])[:100]!r}, which no database of dart has")
+    for odd in (
+        "SELECT type, name FROM sqlite_master WHERE type IN ('view', 'trigger') OR sql LIKE 'CREATE VIRTUAL%'",
+        "SELECT 'computed column', c.name FROM sqlite_master m, pragma_table_xinfo(m.name) c WHERE c.hidden",
+    ):
+        if found := connection.execute(odd).fetchone():
+            raise sqlite3.DatabaseError(f"it has a {found[0]} {str(found[1])[:100]!r}, which no database of dart has")
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -43,12 +43,14 @@ class Place:
         """As the file says; in the directory where there is none. Raises UserError for a damaged one."""
         try:
             told = json.loads(read_regular(file.parent, file.name, _MOST_BYTES))
+            if not isinstance(told, dict):
+                raise TypeError("it is no object")
             if wrong := [name for name, value in told.items() if not isinstance(value, str | None)]:
                 raise TypeError(f"{wrong[0]} is {told[wrong[0]]!r}, and no text")
             return cls(**told)
         except (FileNotFoundError, NotADirectoryError):
             return cls()
-        except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        except (OSError, ValueError, TypeError, RecursionError) as error:
             why = error.strerror if isinstance(error, OSError) else error
             raise UserError(f"{file} is damaged ({why}): restore it from a copy") from None
 
