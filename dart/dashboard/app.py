@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import math
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,8 +37,9 @@ from dart.wire.status import status_from_proto
 
 STATIC = Path(__file__).parent / "static"
 SMALLEST_ZIPPED = 2048
-SCRAPE_SECONDS = 1.5
-"""For the answers of all coordinators to a scrape, which Prometheus gives up after 10 s unless told otherwise."""
+SCRAPE_SECONDS, LEAST_SECONDS = 1.5, 0.5
+"""From the beginning of a scrape until coordinators must have answered, and how long each has at least. Prometheus
+gives a scrape up after 10 s unless told otherwise."""
 FOR_EVER = "public, max-age=31536000, immutable"
 MOST_WHOLE = 2**63 - 1
 """The largest number that a database takes."""
@@ -136,22 +138,23 @@ class _Handlers:
         return await _answer(await self._library.rows())
 
     async def _metrics(self, _: Request) -> Response:
+        until = time.monotonic() + SCRAPE_SECONDS
         rows = await self._library.rows()
         running = [row.id for row in rows if row.state == RunState.RUNNING]
         turn = asyncio.Semaphore(MOST_OPEN)
-        asked = await asyncio.gather(*(self._status(run, turn) for run in running))
+        asked = await asyncio.gather(*(self._status(run, turn, until) for run in running))
         silent = [run for run, status in zip(running, asked, strict=True) if status is None]
         unreadable = [row.id for row in rows if row.problem] + silent
         live = [status for status in asked if status is not None]
         return Response(exposition(live, unreadable), media_type=CONTENT_TYPE_LATEST)
 
-    async def _status(self, run: str, turn: asyncio.Semaphore) -> Status | None:
+    async def _status(self, run: str, turn: asyncio.Semaphore, until: float) -> Status | None:
         """None for a run that does not answer. All are asked at once, and no run is kept open meanwhile."""
         try:
             with told(f"the status of run {run}"):
                 async with turn, self._library.run(run) as inspector:
                     dial = await dial_of(inspector.files)
-                answer = await ask(dial, SCRAPE_SECONDS)
+                answer = await ask(dial, max(LEAST_SECONDS, until - time.monotonic()))
                 # The id of its page: two runs that are watched may have one name.
                 return None if answer is None else replace(status_from_proto(answer), run_id=run)
         except UserError:
