@@ -20,14 +20,15 @@ import grpc
 import httpx
 import pytest
 from dashboards.hostile import hostile_runs
-from dashboards.made import Shape, execute, small_run
+from dashboards.made import Shape, event, execute, small_run
 
 from benchmarks.dashboard.served import serving
 from dart.dashboard.app import make_dashboard
 from dart.dashboard.library import Library
 from dart.errors import UserError
 from dart.inspection import runs
-from dart.inspection.condition import reach
+from dart.inspection.condition import MOST_OF_EVENT, reach
+from dart.inspection.curves import MOST_SERIES
 from dart.inspection.opening import RunFiles, shown, told
 from dart.inspection.runs import Kept, rows_of
 from dart.inspection.tokens import find_tokenizer
@@ -199,6 +200,19 @@ async def test_what_would_take_long_is_refused_before_it_does(
     execute(good, change)
     (row,) = await rows_of([good])
     assert words in row.problem
+
+
+async def test_of_what_updates_and_stalls_say_no_more_is_read_than_dart_writes(good: RunDirectory) -> None:
+    numbers = json.dumps({"update": 99, **{f"n{number:05}": 1.0 for number in range(5000)}})
+    event(good, 9001, "update", numbers)
+    for sequence, culprit in ((9002, "x" * MOST_OF_EVENT), (9003, "the trainer")):
+        stall = {"kind": "update", "waits": "an update", "waits_for": "it", "seconds": 9.0, "culprit": culprit}
+        event(good, sequence, "stalled", json.dumps(stall))
+    async with client_of(good) as client:
+        curves = (await client.get(f"/api/runs/{good.name}/curves")).json()
+        status = (await client.get(f"/api/runs/{good.name}/status")).json()
+    assert "n00000" in curves["series"] and len(curves["series"]) == MOST_SERIES
+    assert [stall["culprit"] for stall in status["status"]["stalls"]] == ["the trainer"]
 
 
 async def test_a_database_that_another_program_keeps_locked_is_neither_read_nor_waited_for(good: RunDirectory) -> None:
