@@ -28,7 +28,7 @@ from dart.store.database import Database, sqlite_url
 from dart.store.elsewhere.place import Place
 from dart.store.lock import LEASE_SECONDS, Hold, held, is_held
 from dart.store.records import RunRecord, RunState
-from dart.store.regular import read_regular
+from dart.store.regular import is_regular, read_regular
 from dart.store.schema import OlderSchema
 
 _DATABASE = "run.db"
@@ -71,12 +71,6 @@ class RunDirectory:
     def place(self) -> Place:
         """Where its database and its screenshots are. Raises UserError."""
         return Place.read(self.place_file)
-
-    @property
-    def shown_database(self) -> str:
-        """Its database, for messages."""
-        place = self.place
-        return f"{place.database}, schema {place.key}" if place.database else str(self.database)
 
     @property
     def screenshots(self) -> str | Path:
@@ -330,6 +324,11 @@ class RunDirectory:
     def beside_database(self) -> tuple[Path, ...]:
         """The files that SQLite opens with the database, if they are there."""
         return self.write_ahead_log, *(self.path / f"{_DATABASE}-{part}" for part in ("shm", "journal"))
+
+    def irregular(self) -> list[Path]:
+        """Its files that are there and no regular ones, which no reader opens: folders, links, FIFOs, devices."""
+        files = (self.config, self.lock_file, self.address, self.metrics, self.summary, self.evaluation)
+        return [file for file in (*files, *self.beside_database) if os.path.lexists(file) and not is_regular(file)]
 
     def lock(self, lease: float = LEASE_SECONDS) -> AbstractContextManager[Hold]:
         """Work on the run alone; `lease` as of `Hold.take`. Raises UserError, on entering, if another process does."""

@@ -42,6 +42,8 @@ def finite(value: object) -> object:
 # ---- reading ----
 
 MOST_DEPTH = 100
+MOST_VALUES = 200_000
+"""As many as a message has fields. Python's decoder stops every thread until it has read all of them."""
 _READER = json.JSONDecoder(parse_constant=lambda _: None)
 _ODD = re.compile(r"\\u[dD][89a-fA-F]|\d[eE]\+?\d{3}")
 """Half a character, or a number that may be infinite."""
@@ -49,9 +51,12 @@ _ODD = re.compile(r"\\u[dD][89a-fA-F]|\d[eE]\+?\d{3}")
 
 def read_json(text: str) -> Any:
     """What a stored JSON text says, as values that can be written again: null for numbers that are not finite, and
-    U+FFFD for half a character. Raises ValueError for what is no JSON, or is nested deeper than `MOST_DEPTH`."""
+    U+FFFD for half a character. Raises ValueError for what is no JSON, is nested deeper than `MOST_DEPTH`, or may have
+    more than `MOST_VALUES` values."""
     if not isinstance(text, str):
         raise ValueError(f"JSON is a text, and this is of type {type(text).__name__}")
+    if sum(map(text.count, "[{,")) > MOST_VALUES:
+        raise ValueError(f"its JSON has more than {MOST_VALUES:,} values")
     try:
         value = _READER.decode(text)
     except RecursionError:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import math
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,8 +38,9 @@ from dart.wire.status import status_from_proto
 
 STATIC = Path(__file__).parent / "static"
 SMALLEST_ZIPPED = 2048
-SCRAPE_SECONDS = 1.5
-"""For the answers of all coordinators to a scrape, which Prometheus gives up after 10 s unless told otherwise."""
+SCRAPE_SECONDS, LEAST_SECONDS = 1.5, 0.5
+"""From the beginning of a scrape until coordinators must have answered, and how long each has at least. Prometheus
+gives a scrape up after 10 s unless told otherwise."""
 FOR_EVER = "public, max-age=31536000, immutable"
 MOST_WHOLE = 2**63 - 1
 """The largest number that a database takes."""
@@ -149,22 +151,23 @@ class _Handlers:
         return await _answer(await self._library.rows())
 
     async def _metrics(self, _: Request) -> Response:
+        until = time.monotonic() + SCRAPE_SECONDS
         rows = await self._library.rows()
         running = [row.id for row in rows if row.state == RunState.RUNNING]
         turn = asyncio.Semaphore(MOST_OPEN)
-        asked = await asyncio.gather(*(self._status(run, turn) for run in running))
+        asked = await asyncio.gather(*(self._status(run, turn, until) for run in running))
         silent = [run for run, status in zip(running, asked, strict=True) if status is None]
         unreadable = [row.id for row in rows if row.problem] + silent
         live = [status for status in asked if status is not None]
         return Response(exposition(live, unreadable), media_type=CONTENT_TYPE_LATEST)
 
-    async def _status(self, run: str, turn: asyncio.Semaphore) -> Status | None:
+    async def _status(self, run: str, turn: asyncio.Semaphore, until: float) -> Status | None:
         """None for a run that does not answer. All are asked at once, and no run is kept open meanwhile."""
         try:
             with told(f"the status of run {run}"):
                 async with turn, self._library.run(run) as inspector:
                     dial = await dial_of(inspector.files)
-                answer = await ask(dial, SCRAPE_SECONDS)
+                answer = await ask(dial, max(LEAST_SECONDS, until - time.monotonic()))
                 # The id of its page: two runs that are watched may have one name.
                 return None if answer is None else replace(status_from_proto(answer), run_id=run)
         except UserError:
@@ -173,7 +176,9 @@ class _Handlers:
     async def _compare(self, request: Request) -> Response:
         asked = [_required(request, name) for name in ("first", "first_evaluation", "second", "second_evaluation")]
         async with self._library.run(asked[0]) as first, self._library.run(asked[2]) as second:
-            return await _answer(await compare(first, asked[1], second, asked[3]))
+            compared = await compare(first, asked[1], second, asked[3])
+            with told(f"what is shown here of runs {first.files.id} and {second.files.id}"):
+                return await _answer(compared)
 
     async def _image(self, request: Request) -> Response:
         async with self._library.run(request.path_params["run"]) as inspector:
@@ -296,11 +301,12 @@ _ROWS: Mapping[type, TypeAdapter[object]] = {
 
 
 def encode(record: object) -> bytes:
-    """A record, or a list of them, as JSON; numbers that are not finite become null."""
+    """A record, or a list of them, as JSON; numbers that are not finite become null. Raises ValueError where a field
+    has another type than its page expects."""
     if isinstance(record, list):
-        return _ROWS[type(record[0])].dump_json(record) if record else b"[]"
+        return _ROWS[type(record[0])].dump_json(record, warnings="error") if record else b"[]"
     kind = type(record)
-    return _ADAPTERS.setdefault(kind, _ADAPTERS.get(kind) or TypeAdapter(kind)).dump_json(record)
+    return _ADAPTERS.setdefault(kind, _ADAPTERS.get(kind) or TypeAdapter(kind)).dump_json(record, warnings="error")
 
 
 async def _answer(record: object) -> Response:

@@ -18,6 +18,7 @@ from dart.core.json_text import to_json
 from dart.dashboard.library import Library
 from dart.errors import UserError
 from dart.inspection.inspector import Inspector, Pulse
+from dart.inspection.opening import told
 from dart.inspection.records import RunStatus
 from dart.store.records import RunState
 
@@ -116,7 +117,9 @@ class Streams:
             try:
                 pulse = await inspector.pulse()
                 if pulse != before or pulse.state == RunState.RUNNING:
-                    watch.tell("status", _STATUS.dump_json(await inspector.status()).decode())
+                    status = await inspector.status()
+                    with told(f"the status of run {inspector.files.id}"):
+                        watch.tell("status", _STATUS.dump_json(status, warnings="error").decode())
                 if pulse != before:
                     watch.tell("events", to_json(asdict(pulse)))
                 before = pulse

@@ -17,7 +17,7 @@ import grpc
 from dart.core.json_text import JSON, read_object
 from dart.core.status import Figures, Stall, Status
 from dart.errors import UserError
-from dart.inspection.opening import RunFiles
+from dart.inspection.opening import RunFiles, shown
 from dart.inspection.records import RunStatus
 from dart.inspection.wording import plain, quarantine_lines, stall_lines
 from dart.rundir import HERE, RunDirectory
@@ -40,6 +40,8 @@ CONTINUING = ("train", "coordinator", "launch", "eval")
 MOST_OF_WORD = 4096
 MOST_EVENTS = 1000
 """Stall events that are searched, newest first, for stalls that were not over."""
+MOST_OF_EVENT = 8192
+"""Characters of one."""
 
 
 # ---- a live run ----
@@ -148,7 +150,7 @@ async def condition(files: RunFiles) -> RunStatus:
     last = time.time() if state == RunState.RUNNING else ended.last_event and ended.last_event.unix_seconds
     elapsed = max(0.0, (record.finished or last or record.started) - record.started)
     status = Status(record.id, str(state), figures, elapsed_seconds=elapsed, stalls=ended.stalls)
-    why = () if state == RunState.FINISHED else tuple(ended.lines())
+    why = () if state == RunState.FINISHED else tuple(map(shown, ended.lines()))
     return RunStatus(False, status, (*refused, *why))
 
 
@@ -212,13 +214,13 @@ class Ended:
 async def how_it_ended(files: RunFiles) -> Ended:
     """What the run's last process left; stalls and failures of the processes before it say nothing about its end."""
     record = await files.record()
-    entered = await newest_events(files, "phase", MOST_EVENTS)
+    entered = _short(await newest_events(files, "phase", MOST_EVENTS))
     phases = [str(read_object(event.json)["phase"]) for event in entered[:2]]
     began = next((event.sequence for event in entered if read_object(event.json).get("begins")), 0)
     state = files.directory.state(record)
     ended = await newest_events(files, "failed") if state == RunState.FAILED else []
-    stalled = await newest_events(files, "stalled", MOST_EVENTS, after=began)
-    moving = await newest_events(files, "moving", MOST_EVENTS, after=began)
+    stalled = _short(await newest_events(files, "stalled", MOST_EVENTS, after=began))
+    moving = _short(await newest_events(files, "moving", MOST_EVENTS, after=began))
     unfinished = state != RunState.FINISHED
     failed = await newest_events(files, "attempt_failed", MOST_FAILURES, after=began) if unfinished else []
     updates, final = await newest_events(files, "update"), await newest_events(files)
@@ -239,6 +241,11 @@ async def how_it_ended(files: RunFiles) -> Ended:
 async def newest_events(files: RunFiles, kind: str = "", limit: int = 1, after: int = 0) -> list[Event]:
     """The last events of a kind, or of all kinds, newest first. `after`: only those with a higher sequence number."""
     return [event_from_row(row) for row in await files.rows(select_newest(files.run_id, kind, limit, after))]
+
+
+def _short(events: list[Event]) -> list[Event]:
+    """Those that dart may have written: a thousand of any length would take long to read."""
+    return [event for event in events if len(event.json) <= MOST_OF_EVENT]
 
 
 async def last_figures(files: RunFiles) -> Figures | None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 from pydantic import JsonValue
-from sqlalchemy import func, select
+from sqlalchemy import RowMapping, func, select
 
 from dart.core.progress import take_up
 from dart.inspection.opening import RunFiles, said
 from dart.inspection.records import Curves, EvaluationPoint
 from dart.store import tables as t
 
-MOST_TASKS = 64
+T = TypeVar("T")
+
+MOST_TASKS, MOST_SERIES = 64, 500
 NO_CURVES = frozenset({"update", "updates", "version", "trajectories"})
 """Numbers of an "update" event that only count the updates themselves."""
 
@@ -28,9 +32,14 @@ async def curves(files: RunFiles) -> Curves:
     made = await files.rows(
         select(versions.update, versions.metrics_json).where(versions.run_id == files.run_id).order_by(versions.version)
     )
-    trained = {row["update"]: said(row["metrics_json"]) for row in made}
-    updates: dict[int, tuple[float, Mapping[str, JsonValue]]] = {}
-    """In ascending order."""
+    return await asyncio.to_thread(_drawn, told, made)
+
+
+def _drawn(told: Sequence[RowMapping], made: Sequence[RowMapping]) -> Curves:
+    """Of each update, only what is drawn is kept: what it says besides may be as much as the database holds."""
+    trained = {row["update"]: _numbers(said(row["metrics_json"])) for row in made}
+    updates: dict[int, tuple[float, int, dict[str, float], dict[str, float | None]]] = {}
+    """In ascending order: when, trajectories, numbers, success by task."""
     evaluations: list[EvaluationPoint] = []
     for row in told:
         data = said(row["json"])
@@ -38,14 +47,14 @@ async def curves(files: RunFiles) -> Curves:
             evaluations.append(_evaluation(row["unix_seconds"], data, next(reversed(updates), 0)))
             continue
         if (number := _number(data.get("update"))) is not None:
-            take_up(updates, int(number), (row["unix_seconds"], data))
-    numbers = list(updates)
+            trajectories = int(_number(data.get("trajectories")) or 0)
+            take_up(updates, int(number), (row["unix_seconds"], trajectories, _numbers(data), _by_task(data)))
     return Curves(
-        updates=tuple(numbers),
-        unix_seconds=tuple(updates[number][0] for number in numbers),
-        trajectories=tuple(int(_number(updates[number][1].get("trajectories")) or 0) for number in numbers),
-        series=_series([{**trained.get(number, {}), **updates[number][1]} for number in numbers]),
-        by_task=_by_task([updates[number][1] for number in numbers]),
+        updates=tuple(updates),
+        unix_seconds=tuple(when for when, *_ in updates.values()),
+        trajectories=tuple(count for _, count, *_ in updates.values()),
+        series=_series([{**trained.get(number, {}), **one[2]} for number, one in updates.items()], MOST_SERIES),
+        by_task=_series([one[3] for one in updates.values()], MOST_TASKS),
         evaluations=tuple(evaluations),
     )
 
@@ -73,29 +82,33 @@ def _number(value: JsonValue) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def _series(rows: Sequence[Mapping[str, JsonValue]]) -> dict[str, tuple[float | None, ...]]:
-    """Each name's numbers, with None where an update had none. Nested numbers are named "staleness.mean"."""
-    flat: list[dict[str, float]] = []
-    for row in rows:
-        numbers: dict[str, float] = {}
-        for name, value in row.items():
-            if isinstance(value, dict) and name != "success_by_task":
-                inner = {f"{name}.{key}": _number(item) for key, item in value.items()}
-            else:
-                inner = {name: _number(value)}
-            numbers |= {key: number for key, number in inner.items() if number is not None and key not in NO_CURVES}
-        flat.append(numbers)
-    names = sorted({name for numbers in flat for name in numbers})
-    return {name: tuple(numbers.get(name) for numbers in flat) for name in names}
+def _numbers(data: Mapping[str, JsonValue]) -> dict[str, float]:
+    """Its numbers; nested ones are named "staleness.mean"."""
+    numbers: dict[str, float] = {}
+    for name, value in data.items():
+        if isinstance(value, dict) and name != "success_by_task":
+            inner = {f"{name}.{key}": _number(item) for key, item in value.items()}
+        else:
+            inner = {name: _number(value)}
+        numbers |= {key: number for key, number in inner.items() if number is not None and key not in NO_CURVES}
+    return _first(numbers, MOST_SERIES)
 
 
-def _by_task(rows: Sequence[Mapping[str, JsonValue]]) -> dict[str, tuple[float | None, ...]]:
-    rates: list[Mapping[str, JsonValue]] = []
-    for row in rows:
-        told = row.get("success_by_task")
-        rates.append(told if isinstance(told, dict) else {})
-    names = sorted({name for one in rates for name in one})[:MOST_TASKS]
-    return {name: tuple(_number(one.get(name)) for one in rates) for name in names}
+def _by_task(data: Mapping[str, JsonValue]) -> dict[str, float | None]:
+    told = data.get("success_by_task")
+    rates = _first(told, MOST_TASKS) if isinstance(told, dict) else {}
+    return {name: _number(rate) for name, rate in rates.items()}
+
+
+def _first(named: Mapping[str, T], most: int) -> dict[str, T]:
+    """Those of the first names."""
+    return {name: named[name] for name in sorted(named)[:most]}
+
+
+def _series(rows: Sequence[Mapping[str, float | None]], most: int) -> dict[str, tuple[float | None, ...]]:
+    """Each name's numbers, with None where an update had none."""
+    names = sorted({name for row in rows for name in row})[:most]
+    return {name: tuple(row.get(name) for row in rows) for name in names}
 
 
 def _evaluation(when: float, data: Mapping[str, JsonValue], update: int) -> EvaluationPoint:

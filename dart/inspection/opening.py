@@ -20,12 +20,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, RowMapping, Select, create_engine, select
+from sqlalchemy import Connection, Engine, RowMapping, Select, create_engine, select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import QueuePool
+from sqlalchemy.util import LRUCache
 
 from dart.core.json_text import read_object
 from dart.errors import UserError
@@ -35,7 +37,8 @@ from dart.shortage import shortage
 from dart.store import tables as t
 from dart.store.blobs import files_at
 from dart.store.database import Database, sqlite_url
-from dart.store.engine import server_engine
+from dart.store.elsewhere.place import Place
+from dart.store.engine import is_locked, server_engine
 from dart.store.lock import is_held
 from dart.store.records import RunRecord, run_from_row
 from dart.store.regular import is_regular, open_regular, read_regular
@@ -66,9 +69,16 @@ DAMAGE = (
 LIVE = "mode=ro"
 AS_IT_IS = "mode=ro&immutable=1"
 """SQLite does not notice then that the file changes."""
-BUSY_SECONDS = 5.0
+BUSY_SECONDS = 0.2
+"""dart locks a database that others read only for a moment, when it opens or closes it."""
+_SQLITE = create_engine("sqlite://")
+_STATEMENTS: LRUCache[Any, Any] = LRUCache(500)
+"""Compiled once for all runs, whose engines therefore share a dialect: it takes longer than to execute them."""
 MEDIA_TYPES = {b"\x89PNG": "image/png", b"\xff\xd8\xff": "image/jpeg", b"RIFF": "image/webp", b"GIF8": "image/gif"}
 """The first bytes of the pictures that a browser is given."""
+
+
+NOT_DARTS = "it is not a dart database, or is damaged, or not yours to read: name the directory of another run"
 
 
 def shown(name: str | Path) -> str:
@@ -78,6 +88,10 @@ def shown(name: str | Path) -> str:
 
 class NotFound(UserError):
     """The run has no such trajectory, group, task or screenshot."""
+
+
+class TooSlow(UserError):
+    """The database takes longer to read than it may."""
 
 
 def state_of(directory: RunDirectory) -> object:
@@ -140,33 +154,32 @@ class RunFiles:
     def __init__(
         self,
         directory: RunDirectory,
+        place: Place,
         file: Path,
         copied: tempfile.TemporaryDirectory[str] | None = None,
         seconds: float = QUERY_SECONDS,
     ) -> None:
-        """`seconds`: of the processor, for each `read`. Raises UserError where the database or the screenshots are
-        elsewhere and there is no driver for that."""
+        """`place`: the directory's, as it was checked. `seconds`: of the processor, for each `read`. Raises UserError
+        where the database or the screenshots are elsewhere and there is no driver for that."""
         self.directory = directory
+        self.database = place.shown(directory.database)
+        """For messages."""
+        self.screenshots = place.folder() or directory.blobs
+        """The directory or the URL where they are."""
         self.id = shown(directory.name)
         """What a reader calls the run: its directory's name, also of one that was renamed, or what `open` was given."""
         self.notes: list[str] = []
         """What is unusual about the files, a sentence each."""
         self.run_id = ""
         self._copied = copied
-        where = files_at(directory.screenshots)
+        where = files_at(self.screenshots)
         self._screenshots = _Screenshots(where.root) if isinstance(where, ScreenshotDirectory) else where
         self._ending, self._seconds = False, seconds
         self._threads = ThreadPoolExecutor(READERS, thread_name_prefix="inspection")
         self._mode = LIVE
         self._then = self._now()
-        self._server = directory.place.url()
-        self._engine = (
-            server_engine(self._server, READERS, read_only=True)
-            if self._server
-            else create_engine(
-                "sqlite://", creator=lambda: self._connect(file), poolclass=QueuePool, pool_size=READERS, max_overflow=0
-            )
-        )
+        self._server = place.url()
+        self._engine = server_engine(self._server, READERS, read_only=True) if self._server else self._file_engine(file)
 
     @classmethod
     async def open(cls, directory: RunDirectory, id: str | None = None, seconds: float = QUERY_SECONDS) -> RunFiles:
@@ -176,31 +189,32 @@ class RunFiles:
         """
         if not directory.is_run:
             raise UserError(f"{directory.path} is not a run directory: it has no {directory.database.name}")
-        _check_place(directory)
-        files = cls(directory, directory.database, None, seconds)
+        place = directory.place
+        _check_place(directory, place)
+        files = cls(directory, place, directory.database, None, seconds)
         try:
             version = await files._schema_version()
             if version < t.SCHEMA_VERSION:
                 if files._server:
                     raise UserError(
-                        f"{files._shown} has schema version {version}, this dart has {t.SCHEMA_VERSION}: `dart export` "
-                        "or --resume migrate it, when no process works on the run"
+                        f"{files.database} has schema version {version}, this dart has {t.SCHEMA_VERSION}: `dart "
+                        "export` or --resume migrate it, when no process works on the run"
                     )
                 await files.close()
-                files = await cls._migrated_copy(directory, version)
+                files = await cls._migrated_copy(directory, place, version)
             elif version > t.SCHEMA_VERSION:
                 raise UserError(
-                    f"{files._shown} has schema version {version}, this dart has {t.SCHEMA_VERSION}: a newer "
+                    f"{files.database} has schema version {version}, this dart has {t.SCHEMA_VERSION}: a newer "
                     "dart wrote it; upgrade dart"
                 )
             newest = select(t.runs.c.id).order_by(t.runs.c.started.desc()).limit(1)
             found = await files.read(lambda connection: connection.execute(newest).scalar_one_or_none())
             if found is not None and not isinstance(found, str):
-                raise UserError(f"{files._shown} is damaged: the id of its run is no text")
+                raise UserError(f"{files.database} is damaged: the id of its run is no text")
             if found is None:
                 begins = is_held(directory.lock_file)
                 why = "it is about to begin: look again" if begins else "it ended before it began; remove the directory"
-                raise UserError(f"{files._shown} holds no run: {why}")
+                raise UserError(f"{files.database} holds no run: {why}")
             files.run_id, files.id = found, id or files.id
         except BaseException:
             await files.close()
@@ -208,7 +222,7 @@ class RunFiles:
         return files
 
     @classmethod
-    async def _migrated_copy(cls, directory: RunDirectory, version: int) -> RunFiles:
+    async def _migrated_copy(cls, directory: RunDirectory, place: Place, version: int) -> RunFiles:
         copied = tempfile.TemporaryDirectory(prefix="dart-view-")
         try:
             file = Path(copied.name) / directory.database.name
@@ -223,7 +237,7 @@ class RunFiles:
         except BaseException:
             copied.cleanup()
             raise
-        files = cls(directory, file, copied)
+        files = cls(directory, place, file, copied)
         files.notes.append(
             f"An older dart wrote it (schema version {version}, this one has {t.SCHEMA_VERSION}), so a migrated copy "
             "is shown; what that version did not record is empty."
@@ -234,6 +248,11 @@ class RunFiles:
     def migrated(self) -> bool:
         """A migrated copy is read, because an older dart wrote the database."""
         return self._copied is not None
+
+    @property
+    def elsewhere(self) -> bool:
+        """The database is not in the directory."""
+        return self._server is not None
 
     def _now(self) -> object:
         if self.migrated:
@@ -246,10 +265,6 @@ class RunFiles:
         Where the database is elsewhere, it is never.
         """
         return not self._server and self._now() != self._then
-
-    @property
-    def _shown(self) -> str:
-        return self.directory.shown_database
 
     async def __aenter__(self) -> RunFiles:
         return self
@@ -264,13 +279,19 @@ class RunFiles:
         if self._copied:
             self._copied.cleanup()
 
+    def _file_engine(self, file: Path) -> Engine:
+        """Not of `create_engine`, which would make a dialect for it, and ask a first connection what SQLite can."""
+        connect: Any = partial(self._connect, file)
+        pool = QueuePool(connect, pool_size=READERS, max_overflow=0, dialect=_SQLITE.dialect)
+        return Engine(pool, _SQLITE.dialect, _SQLITE.url, execution_options={"compiled_cache": _STATEMENTS})
+
     def _connect(self, file: Path) -> sqlite3.Connection:
         uri = file.absolute().as_uri()
         if all(is_regular(one) or not os.path.lexists(one) for one in self.directory.beside_database):
             try:
                 return self._connected(f"{uri}?{self._mode}")
-            except sqlite3.OperationalError:
-                if self._mode != LIVE:
+            except sqlite3.OperationalError as error:
+                if self._mode != LIVE or is_locked(error):
                     raise
         # SQLite would wait for a FIFO, and follow a link. Or the index of the write-ahead log cannot be made, in a
         # folder that is read-only.
@@ -280,8 +301,8 @@ class RunFiles:
         log = self.directory.write_ahead_log
         if os.path.lexists(log) and (not is_regular(log) or log.stat().st_size):
             self.notes.append(
-                f"{file.parent} cannot be written to, or one of SQLite's files in it is no regular file, so {log.name} "
-                "was not read: the newest trajectories are missing; copy the directory to see them."
+                f"{shown(file.parent)} cannot be written to, or one of SQLite's files in it is no regular file, so "
+                f"{log.name} was not read: the newest trajectories are missing; copy the directory to see them."
             )
         return connection
 
@@ -300,18 +321,12 @@ class RunFiles:
         return connection
 
     async def _schema_version(self) -> int:
-        version, why = None, ""
-        try:
-            version = await self.read(lambda connection: connection.execute(select(t.schema.c.version)).scalar_one())
-        except UserError as error:
-            if self._server:
-                raise  # it says itself what is wrong
-            why = f" ({error})"
+        version = await self.read(lambda found: found.execute(select(t.schema.c.version)).scalar_one_or_none())
         if not isinstance(version, int):
-            raise UserError(f"{self._shown} is not a dart database, or is damaged: name the directory of a run{why}")
+            raise UserError(f"{self.database} has schema version {str(version)[:40]!r}: {NOT_DARTS}")
         if version < t.OLDEST_MIGRATED:
             raise UserError(
-                f"{self._shown} has schema version {version}, and this dart reads {t.OLDEST_MIGRATED} or "
+                f"{self.database} has schema version {version}, and this dart reads {t.OLDEST_MIGRATED} or "
                 "later: open it with the dart that wrote it"
             )
         return version
@@ -324,7 +339,7 @@ class RunFiles:
 
     def _transact(self, work: Callable[[Connection], T]) -> T:
         try:
-            with told(self._shown), self._engine.connect() as connection:
+            with told(self.database), self._engine.connect() as connection:
                 if self._server:
                     return work(connection)
                 self._limit(connection.connection.driver_connection)
@@ -334,12 +349,20 @@ class RunFiles:
                 finally:
                     connection.exec_driver_sql("ROLLBACK")
         except (SQLAlchemyError, sqlite3.Error) as error:
-            remedy = "check that the file is whole and readable"
             if not self._server:
                 self._check_shortage()
-            else:
+            why = getattr(error, "orig", error)
+            if getattr(why, "sqlite_errorcode", None) == sqlite3.SQLITE_INTERRUPT and not self._ending:
+                raise TooSlow(
+                    f"{self.database} takes more than {self._seconds:g} s of the processor to read: it is too large, "
+                    "or made so that it takes long"
+                ) from None
+            remedy = NOT_DARTS
+            if self._server:
                 remedy = "start the server, or check its user's rights"
-            raise UserError(f"{self._shown} cannot be read ({getattr(error, 'orig', error)}): {remedy}") from None
+            elif is_locked(error):
+                remedy = "look again, or end the program that keeps it locked"
+            raise UserError(f"{self.database} cannot be read ({why}): {remedy}") from None
 
     def _check_shortage(self) -> None:
         """SQLite does not say why it cannot open a file. Raises OSError if the machine is short of what that needs."""
@@ -360,7 +383,7 @@ class RunFiles:
     async def record(self) -> RunRecord:
         """The run's row as it is now. Raises UserError if it cannot be read."""
         rows = await self.rows(select(t.runs).where(t.runs.c.id == self.run_id))
-        with told(f"{self._shown}: the row of run {self.run_id[:200]}"):
+        with told(f"{self.database}: the row of run {self.run_id[:200]}"):
             return run_from_row(rows[0])
 
     async def image(self, sha256: str) -> tuple[bytes, str]:
@@ -373,16 +396,16 @@ class RunFiles:
         except (ValueError, OSError) as error:
             if shortage(error):
                 raise
-            raise NotFound(f"screenshot {sha256[:64]} is not in {self.directory.screenshots}: it was removed") from None
+            raise NotFound(f"screenshot {sha256[:64]} is not in {self.screenshots}: it was removed") from None
         media_type = next((kind for start, kind in MEDIA_TYPES.items() if data.startswith(start)), None)
         if media_type is None or hashlib.sha256(data).hexdigest() != sha256.lower():
-            raise NotFound(f"screenshot {sha256[:64]} in {self.directory.screenshots} is damaged")
+            raise NotFound(f"screenshot {sha256[:64]} in {self.screenshots} is damaged")
         return data, media_type
 
     @property
     def are_local(self) -> bool:
         """Whether screenshots are files here, and not objects of a store."""
-        return isinstance(self.directory.screenshots, Path)
+        return isinstance(self.screenshots, Path)
 
     def holds(self, sha256: str) -> bool:
         """Whether the directory has the screenshot's bytes. Blocks for a file call."""
@@ -396,9 +419,8 @@ def _text(data: bytes) -> str:
     return data.decode("utf-8", "replace")
 
 
-def _check_place(directory: RunDirectory) -> None:
+def _check_place(directory: RunDirectory, place: Place) -> None:
     """Raises UserError where the run's files are none that may be opened."""
-    place = directory.place
     if not place.database and not is_regular(directory.database):
         raise UserError(f"{directory.database} is no regular file: name the directory of a run")
     if (place.database or place.blobs) and not directory.is_own:
@@ -410,9 +432,12 @@ def _check_place(directory: RunDirectory) -> None:
 
 def check_schema(connection: sqlite3.Connection) -> None:
     """Raises sqlite3.DatabaseError for what dart never makes, and what may run for ever."""
-    odd = "SELECT type, name FROM sqlite_master WHERE type IN ('view', 'trigger') OR sql LIKE 'CREATE VIRTUAL%'"
-    if found := connection.execute(odd).fetchone():
-        raise sqlite3.DatabaseError(f"it has a {found[0]} {str(found[1])[:100]!r}, which no database of dart has")
+    for odd in (
+        "SELECT type, name FROM sqlite_master WHERE type IN ('view', 'trigger') OR sql LIKE 'CREATE VIRTUAL%'",
+        "SELECT 'computed column', c.name FROM sqlite_master m, pragma_table_xinfo(m.name) c WHERE c.hidden",
+    ):
+        if found := connection.execute(odd).fetchone():
+            raise sqlite3.DatabaseError(f"it has a {found[0]} {str(found[1])[:100]!r}, which no database of dart has")
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -18,7 +18,7 @@ from dart.core.fates import dropped
 from dart.core.json_text import read_object
 from dart.errors import UserError
 from dart.inspection.condition import last_figures, newest_events
-from dart.inspection.opening import RunFiles, shown, state_of, told
+from dart.inspection.opening import RunFiles, TooSlow, shown, state_of, told
 from dart.inspection.records import Checkpoint, RunOverview, RunRow
 from dart.inspection.tokens import find_tokenizer
 from dart.rundir import RunDirectory
@@ -27,7 +27,7 @@ from dart.store.records import GroupKind, RunKind, RunRecord, RunState
 
 AT_ONCE = 4
 """Runs that are read for the list at a time."""
-LISTED_SECONDS = 1.0
+LISTED_SECONDS = 0.25
 """Of the processor, for each thing that the list asks of a run."""
 _ROW = TypeAdapter(RunRow)
 SECRET = "(not shown)"
@@ -88,8 +88,8 @@ def _end(own: tuple[str, ...], all_of_name: Sequence[tuple[str, ...]]) -> str:
 
 
 Kept = dict[Path, tuple[object, RunRow]]
-"""By directory, the rows of runs that an older dart wrote, each with its `state_of` then: reading one takes a
-migrated copy of its database."""
+"""By directory, the rows of runs that no process works on, or that an older dart wrote, or that take too long to read;
+each with its `state_of` then."""
 
 
 async def rows_of(directories: Sequence[RunDirectory], kept: Kept | None = None) -> list[RunRow]:
@@ -117,9 +117,9 @@ async def _row(id: str, directory: RunDirectory, kept: Kept) -> RunRow:
             files = await RunFiles.open(directory, id, LISTED_SECONDS)
             async with files:
                 row = _ROW.validate_python(asdict(await run_row(files)))
-            keeps = files.migrated or (row.state != RunState.RUNNING and directory.place.database is None)
+            keeps = files.migrated or (row.state != RunState.RUNNING and not files.elsewhere)
     except (UserError, OSError) as error:
-        return _unreadable(id, directory, shown(str(error)))
+        row, keeps = _unreadable(id, directory, shown(str(error))), isinstance(error, TooSlow)
     if keeps:
         kept[directory.path] = now, row
     return row
@@ -206,15 +206,16 @@ async def _missing(files: RunFiles, record: RunRecord, state: str) -> list[str]:
             "story: updates, evaluations, checkpoints, workers that came or were lost, phases, pauses and failures of "
             "the run."
         )
-    where = files.directory.screenshots
+    where = files.screenshots
     if isinstance(where, Path) and not where.is_dir():
-        notes.append(f"{where} is not there, so no screenshot can be shown.")
+        notes.append(f"{shown(where)} is not there, so no screenshot can be shown.")
     elif files.are_local:  # a store would be asked for each of them
         lost, looked_for = await _lost_screenshots(files)
         if lost:
-            notes.append(f"{lost} of {looked_for} screenshots that were looked for are not in {where}.")
+            notes.append(f"{lost} of {looked_for} screenshots that were looked for are not in {shown(where)}.")
     if record.kind == RunKind.TRAINING and not files.directory.summary.is_file() and state == RunState.FINISHED:
         notes.append("summary.json is not there.")
+    notes += (f"{file.name} is no regular file, so it is not read." for file in files.directory.irregular())
     return notes
 
 

@@ -121,12 +121,12 @@ class Lane:
                     raise  # a mistake of ours, such as a broken constraint
                 waited, away, short = time.monotonic() - began, self._is_away(error) and not ends, self._short(error)
                 most = patience.seconds if short != "" else min(patience.seconds, _UNEXPLAINED_SECONDS)
-                if not (_is_locked(error) or away or short is not None) or waited >= most:
+                if not (is_locked(error) or away or short is not None) or waited >= most:
                     patience.end()
                     raise self._failed(error, short) from error
                 told = True
                 patience.tell(waited, over=False, short=short or "")
-                if not _is_locked(error):
+                if not is_locked(error):
                     time.sleep(_AWAY_SECONDS)
             else:
                 self._reached = True
@@ -146,7 +146,7 @@ class Lane:
         return of_database(error.orig, Path(self._engine.url.database or "")) if sqlite else None
 
     def _failed(self, error: DatabaseError, short: str | None = None) -> DatabaseFailed:
-        cause = "a program that has locked it" if _is_locked(error) else "a full disk, a server that is away"
+        cause = "a program that has locked it" if is_locked(error) else "a full disk, a server that is away"
         cause = short or cause
         return DatabaseFailed(
             f"the database {shown(self._engine.url)} failed: {error.orig}: fix that ({cause}), then continue with "
@@ -182,9 +182,9 @@ class Lane:
         self._engine.dispose()
 
 
-def _is_locked(error: DatabaseError) -> bool:
+def is_locked(error: Exception) -> bool:
     """True if another process holds SQLite's lock: BUSY or LOCKED, with any extended code."""
-    code = getattr(error.orig, "sqlite_errorcode", None)
+    code = getattr(getattr(error, "orig", error), "sqlite_errorcode", None)
     return code is not None and code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 

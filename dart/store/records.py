@@ -318,11 +318,16 @@ _LAST_SECOND = 253_402_300_799.0
 """Of the year 9999: what comes after has no date."""
 
 
+_LONGEST = 1000
+
+
 def _check_run(row: RowMapping) -> None:
     """Raises ValueError: SQLite takes any type in any column."""
     for name in ("name", "control_address"):
         if not isinstance(row[name], str | None) or (name == "name" and row[name] is None):
             raise ValueError(f"its {name} is no text")
+        if len(row[name] or "") > _LONGEST:
+            raise ValueError(f"its {name} has more than {_LONGEST:,} characters")
     for name in ("started", "finished"):
         when = row[name]
         if (when is None and name == "started") or not (

@@ -131,10 +131,22 @@ async def test_runs_are_asked_at_once_and_those_of_one_name_have_series_of_their
     assert not any(key[0] == "dart_unreadable" for key in found)
 
 
-async def test_a_run_that_cannot_be_read_or_does_not_answer_is_told(
+async def test_a_coordinator_has_time_to_answer_where_to_read_the_runs_took_it_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dart.dashboard.app.SCRAPE_SECONDS", 0.5)
+    monkeypatch.setattr("dart.dashboard.app.SCRAPE_SECONDS", 0.0)
+    monkeypatch.setattr("dart.dashboard.app.LEAST_SECONDS", 60.0)
+    made, server = await asyncio.to_thread(small_run, tmp_path / "made"), grpc.aio.server()
+    control_pb2_grpc.add_ControlServiceServicer_to_server(Coordinator(1), server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    with running(tmp_path / "runs" / "one", made, address):
+        found = await scraped(tmp_path / "runs")
+    await server.stop(None)
+    assert ("dart_updates", "one") in found
+
+
+async def test_a_run_that_cannot_be_read_or_does_not_answer_is_told(tmp_path: Path) -> None:
     made, runs = await asyncio.to_thread(small_run, tmp_path / "made"), tmp_path / "runs"
     (runs / "damaged").mkdir(parents=True)
     (runs / "damaged" / "run.db").write_text("nothing")

@@ -44,12 +44,14 @@ class Place:
         """As the file says; in the directory where there is none. Raises UserError for a damaged one."""
         try:
             told = json.loads(read_regular(file.parent, file.name, _MOST_BYTES))
+            if not isinstance(told, dict):
+                raise TypeError("it is no object")
             if wrong := [name for name, value in told.items() if not isinstance(value, str | None)]:
                 raise TypeError(f"{wrong[0]} is {told[wrong[0]]!r}, and no text")
             return cls(**told)
         except (FileNotFoundError, NotADirectoryError):
             return cls()
-        except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        except (OSError, ValueError, TypeError, RecursionError) as error:
             if shortage(error):
                 raise
             why = error.strerror if isinstance(error, OSError) else error
@@ -70,6 +72,10 @@ class Place:
     def url(self) -> URL | None:
         """The database's, with the schema; None: run.db. It may hold a password. Raises UserError."""
         return None if self.database is None else in_schema(server_url(self.database), self.key)
+
+    def shown(self, file: Path) -> str:
+        """The database, which is `file` if it is not elsewhere, for messages."""
+        return f"{self.database}, schema {self.key}" if self.database else str(file)
 
     def folder(self) -> str | None:
         """The run's own folder in the object store; None: in the run directory."""
