@@ -12,6 +12,7 @@ import pytest_asyncio
 from PIL import Image
 
 from dart.core import action as a
+from dart.workers.env import browser as browser_module
 from dart.workers.env.browser import Browser, Page, PageTimeout
 from dart.workers.env.inputs import InputDevices
 from tests.support.web.pages import CASES, CLICK, GREEN, SCREEN, serving
@@ -80,6 +81,31 @@ async def test_work_without_end_ends_the_page_s_own_attempt_alone(browser: Brows
     assert pictures > 3 and endless.broken and not other.broken
     await endless.close()
     await other.close()
+
+
+@pytest.mark.parametrize(("first", "left"), [("", (255, 255, 255)), ("open('ADDRESS/done');", GREEN)])
+async def test_when_the_first_tab_closes_itself_what_is_left_is_shown(
+    browser: Browser, server: str, first: str, left: tuple[int, ...]
+) -> None:
+    page = await browser.new_page(SCREEN, 30.0)
+    await page.evaluate(f"onclick = () => {{ {first.replace('ADDRESS', server)} close() }}; 0")
+    assert await do(page, CLICK, CLICK) == left
+    await page.navigate(f"{server}/done")
+    assert await do(page, CLICK) == GREEN
+    await page.close()
+
+
+@pytest.mark.parametrize("script", ["fetch('/done?60')", "location = '/picture?60'"])
+async def test_what_is_never_answered_is_not_waited_for_as_long_as_a_new_document(
+    browser: Browser, server: str, monkeypatch: pytest.MonkeyPatch, script: str
+) -> None:
+    monkeypatch.setattr(browser_module, "REST_SECONDS", 60.0)
+    page = await browser.new_page(SCREEN, 30.0)
+    await page.navigate(f"{server}/done")
+    await page.evaluate(f"onclick = () => {{ {script} }}; 0")
+    async with asyncio.timeout(30.0):
+        assert await do(page, CLICK) == GREEN
+    await page.close()
 
 
 async def test_a_page_that_never_draws_is_shown_once_its_loading_is_stopped(browser: Browser, server: str) -> None:
