@@ -15,6 +15,7 @@ import base64
 import contextlib
 import functools
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -45,7 +46,8 @@ _IN_ALL_DOCUMENTS = {"worldName": _OWN_WORLD, "runImmediately": True}
 NOTHING_COPIED = "{}"
 SIGN_OF_LIFE_SECONDS = 10.0  # Chromium says its version in milliseconds, whatever its pages do
 INPUT_SECONDS = 1.0  # for the page to handle one input
-REST_SECONDS = 1.0  # for what an action began: a navigation, requests
+REST_SECONDS = 1.0  # for all that an action began, of which a new document may take as long
+REQUEST_SECONDS = 0.3  # for each request of an action, and for what a new document loads: some are never answered
 LOOK_SECONDS = 1.0  # for a screenshot: a page draws nothing until its style sheets and first scripts are there
 MOST_TABS = 8
 # What a person waits for after an action; not streams, and nothing that nobody sees.
@@ -115,7 +117,8 @@ async def _close_if_hung(connection: Connection) -> None:
 
 class Page:
     """One tab, and those that it opens: the last one is shown and gets the input until it is closed, by itself or by
-    Ctrl+W. Every call ends within a small multiple of `timeout` seconds."""
+    Ctrl+W. Where the last of all closes itself, an empty one is opened. Every call ends within a small multiple of
+    `timeout` seconds."""
 
     def __init__(self, connection: Connection, context: str, viewport: tuple[int, int], timeout: float) -> None:
         self.timeout = timeout
@@ -125,8 +128,9 @@ class Page:
         self._viewport = viewport
         self._tabs: list[Tab] = []
         self._loaded: asyncio.Future[None] | None = None
-        self._begun: set[str] = set()
-        """The loads of frames and the requests that have begun since the last action did, and have not ended."""
+        self._begun: dict[str, float] = {}
+        """The loads of frames and the requests that have begun since the last action did, and have not ended; each
+        with the time until which it is waited for."""
         self._changed = asyncio.Event()
         self._seen = b""
         self._copied = NOTHING_COPIED
@@ -144,7 +148,7 @@ class Page:
                 context = (await connection.send("Target.createBrowserContext", network(only)))["browserContextId"]
                 page = cls(connection, context, viewport, timeout)
                 await connection.send("Browser.setDownloadBehavior", {"behavior": "deny", "browserContextId": context})
-                await connection.send("Target.createTarget", {"url": "about:blank", "browserContextId": context})
+                await page._open_tab()
                 await page._until(lambda: bool(page._tabs))
                 await page.call("Runtime.evaluate", expression="0")
         except (TimeoutError, EnvironmentFailure) as error:
@@ -161,11 +165,12 @@ class Page:
 
     async def call(self, method: str, **parameters: object) -> Message:
         """One DevTools command."""
-        return await self._bounded(self._send(method, parameters), method)
+        return await self._bounded(self._send(method, parameters, await self._tab(0)), method)
 
     async def calls(self, calls: Sequence[Call]) -> list[Message]:
         """Several commands, sent at once and carried out in order."""
-        futures = [self._send(method, parameters) for method, parameters in calls]
+        tab = await self._tab(0)
+        futures = [self._send(method, parameters, tab) for method, parameters in calls]
         return await self._bounded(asyncio.gather(*futures), calls[-1][0])
 
     async def evaluate(self, expression: str, wait: bool = False, own_world: bool = False) -> Any:
@@ -174,7 +179,7 @@ class Page:
         `own_world`: where the document's variables, and what it has made of the browser's functions, are not seen.
         Raises ProtocolError if it throws.
         """
-        where = {"uniqueContextId": self._tabs[0].world} if own_world else {}
+        where = {"uniqueContextId": (await self._tab(0)).world} if own_world else {}
         how = {"returnByValue": True, "awaitPromise": wait, **where}
         result = await self.call("Runtime.evaluate", expression=expression, **how)
         if "exceptionDetails" in result:
@@ -191,7 +196,7 @@ class Page:
         result = await self.call("Page.navigate", url=url)
         if "errorText" in result:
             raise ProtocolError(f"{url} did not load: {result['errorText']}")
-        if await self._came(loaded, self.timeout / 2, self._tabs[0]):
+        if await self._came(loaded, self.timeout / 2, await self._tab(0)):
             loaded.result()
         else:
             await self.call("Page.stopLoading")
@@ -206,9 +211,9 @@ class Page:
         await self._offer_copied()
         self._begun.clear()
         for method, parameters in calls:
-            tab = self._tabs[-1]
+            tab = await self._tab(-1)
             kind = parameters.get("type")
-            if tab is not self._tabs[0] and is_key(parameters, "w") and parameters["modifiers"] == CONTROL:
+            if len(self._tabs) > 1 and is_key(parameters, "w") and parameters["modifiers"] == CONTROL:
                 self._close_tab(tab)
                 continue
             dragged = tab.drag
@@ -243,12 +248,19 @@ class Page:
             async with asyncio.timeout(REST_SECONDS):
                 while True:
                     await self._turn(turn)
-                    if not self._begun:
+                    if self._awaited() <= 0:
                         return
-                    await self._until(lambda: not self._begun)
+                    while (left := self._awaited()) > 0:
+                        self._changed.clear()
+                        with contextlib.suppress(TimeoutError):
+                            await asyncio.wait_for(self._changed.wait(), left)
+
+    def _awaited(self) -> float:
+        """For how many seconds there is something to wait for."""
+        return max(self._begun.values(), default=0.0) - time.monotonic()
 
     async def _turn(self, turn: str) -> None:
-        tab = self._tabs[-1]
+        tab = await self._tab(-1)
         await self._until(lambda: bool(tab.world) or tab not in self._tabs)
         parameters = {"expression": turn, "awaitPromise": True, "uniqueContextId": tab.world}
         with contextlib.suppress(ProtocolError):  # the document has gone meanwhile: what it began is known
@@ -260,9 +272,9 @@ class Page:
 
     async def screenshot(self) -> bytes:
         """The viewport as PNG, as it is now; what was seen last, if nothing is drawn within LOOK_SECONDS."""
-        end = asyncio.get_running_loop().time() + self.timeout
+        end = time.monotonic() + self.timeout
         while True:
-            tab = self._tabs[-1]
+            tab = await self._tab(-1)
             if tab.shot is None or tab.shot.done():
                 options = {"format": "png", "optimizeForSpeed": True}
                 tab.shot = self._send("Page.captureScreenshot", options, tab)
@@ -275,7 +287,7 @@ class Page:
                     continue
             if self._seen:
                 return self._seen
-            if asyncio.get_running_loop().time() > end:
+            if time.monotonic() > end:
                 self.failure = PageTimeout(f"no screenshot within {self.timeout:g} s")
                 raise self.failure
             await self._bounded(self._send("Page.stopLoading", {}, tab), "Page.stopLoading")
@@ -318,10 +330,16 @@ class Page:
 
     # ---- waiting ----
 
-    def _send(self, method: str, parameters: Mapping[str, object], tab: Tab | None = None) -> asyncio.Future[Message]:
+    def _send(self, method: str, parameters: Mapping[str, object], tab: Tab) -> asyncio.Future[Message]:
         if self.failure is not None:
             raise self.failure
-        return self._connection.send(method, parameters, (tab or self._tabs[0]).session)
+        return self._connection.send(method, parameters, tab.session)
+
+    async def _tab(self, place: int) -> Tab:
+        """The tab at `place`, once there is one."""
+        if not self._tabs:
+            await self._bounded(self._until(lambda: bool(self._tabs)), "a new tab")
+        return self._tabs[place]
 
     async def _bounded(self, awaitable: Awaitable[T], what: str) -> T:
         try:
@@ -348,9 +366,13 @@ class Page:
 
     # ---- what the browser tells ----
 
+    def _open_tab(self) -> asyncio.Future[Message]:
+        return self._connection.send("Target.createTarget", {"url": "about:blank", "browserContextId": self._context})
+
     def _on_tab(self, event: Message) -> None:
         """A new tab: set it up, then let it begin."""
         if "params" not in event:  # all are told that Chromium has died
+            self.failure = self.failure or PageCrashed("Chromium died")
             return
         info = event["params"]["targetInfo"]
         tab = Tab(event["params"]["sessionId"], info["targetId"])
@@ -375,42 +397,50 @@ class Page:
         tab.offer = self._offer_to(tab)
         self._send("Runtime.runIfWaitingForDebugger", {}, tab)
         if self._tabs:
-            self._begun.add(tab.target)  # the same as its main frame
+            self._begin(tab.target, REST_SECONDS)  # the same as its main frame
         self._tabs.append(tab)
         self._changed.set()
 
     def _close_tab(self, tab: Tab) -> None:
+        self._connection.send("Runtime.runIfWaitingForDebugger", {}, tab.session)
         self._connection.send("Target.closeTarget", {"targetId": tab.target})
         self._gone(tab)
 
-    def _gone(self, tab: Tab) -> None:
-        """A tab was closed or its process has died: if it was the page's own, that is the page's end."""
-        failure: EnvironmentFailure = PageCrashed("the page's process died")
-        if self._tabs and tab is self._tabs[0]:
-            self.failure = failure = self.failure or failure
-            if self._loaded is not None and not self._loaded.done():
-                self._loaded.set_exception(failure)
-                self._loaded.exception()
+    def _gone(self, tab: Tab, crashed: bool = False) -> None:
+        """A tab was closed, or its process has died: if that was the page's own, it is the page's end."""
+        own = tab in self._tabs[:1]
+        if own and crashed:
+            self.failure = self.failure or PageCrashed("the page's process died")
         elif tab in self._tabs:
             self._tabs.remove(tab)
-        self._connection.forget(tab.session, failure)
+            if not self._tabs and self.failure is None:
+                self._open_tab()
+        if own and self._loaded is not None and not self._loaded.done():
+            self._loaded.set_result(None)
+        self._connection.forget(tab.session, self.failure or ProtocolError("the tab was closed"))
         self._begun.clear()
+
+    def _begin(self, what: str, seconds: float) -> None:
+        self._begun[what] = time.monotonic() + seconds
 
     def _on_event(self, tab: Tab, event: Message) -> None:
         told = event.get("params", {})
         match event["method"]:
             case "Page.loadEventFired":
-                if tab is self._tabs[0] and self._loaded is not None and not self._loaded.done():
+                if tab in self._tabs[:1] and self._loaded is not None and not self._loaded.done():
                     self._loaded.set_result(None)
             case "Page.frameStartedLoading":
-                self._begun.add(told["frameId"])
+                self._begin(told["frameId"], REST_SECONDS)
+            case "Page.frameNavigated":  # the new document is there
+                if told["frame"]["id"] in self._begun:
+                    self._begin(told["frame"]["id"], REQUEST_SECONDS)
             case "Page.frameStoppedLoading" | "Page.frameDetached":
-                self._begun.discard(told["frameId"])
+                self._begun.pop(told["frameId"], None)
             case "Network.requestWillBeSent":
-                if told.get("type") in _AWAITED:
-                    self._begun.add(told["requestId"])
+                if (kind := told.get("type")) in _AWAITED:
+                    self._begin(told["requestId"], REST_SECONDS if kind == "Document" else REQUEST_SECONDS)
             case "Network.loadingFinished" | "Network.loadingFailed":
-                self._begun.discard(told["requestId"])
+                self._begun.pop(told["requestId"], None)
             case _:
                 self._on_change(tab, event["method"], told)
         self._changed.set()
@@ -438,7 +468,7 @@ class Page:
                 answer = {"accept": True, "promptText": told.get("defaultPrompt", "")}
                 self._connection.send("Page.handleJavaScriptDialog", answer, tab.session)
             case "Inspector.targetCrashed" | "Target.detachedFromTarget":
-                self._gone(tab)
+                self._gone(tab, method == "Inspector.targetCrashed")
 
 
 @functools.cache
