@@ -183,15 +183,14 @@ def worlds() -> str | None:
     if (found := results("worlds")) is None:
         return None
     rows = [
-        [row["world"], str(row["environments"]), f"{row['boot_seconds']:.1f}",
-         *(f"{row[f'{name}s_per_second']:,.1f} ({row[f'{name}s_range'][0]:,.1f} to {row[f'{name}s_range'][1]:,.1f})"
-           for name in ("start", "step")),
-         *(f"{row[name]:,.1f}" for name in ("processor_ms_per_start", "processor_ms_per_step")),
-         f"{row['mb_per_environment']:,.0f}", f"{row['load_average']:.0f}"]
+        [row["world"], str(row["environments"]),
+         *(f"{row[name]:,.1f}" for name in ("starts_per_second", "steps_per_second", "processor_ms_per_start",
+                                            "processor_ms_per_step")),
+         f"{row['mb_per_environment']:,.0f}"]
         for row in found
     ]  # fmt: skip
-    head = ("world", "environments", "s until all have booted", "episodes begun per second", "steps per second",
-            "processor ms per beginning", "per step", "MB each", "load average before")  # fmt: skip
+    head = ("world", "environments", "episodes begun per second", "steps per second", "processor ms per beginning",
+            "per step", "MB each")  # fmt: skip
     return table(head, rows)
 
 
