@@ -33,6 +33,8 @@ Shown = Literal[
     "sampled_actions_per_minute",
 ]  # fmt: skip
 SHOWN: tuple[Shown, ...] = get_args(Shown)
+COLUMNS = ("env_utilisation", "rollout_utilisation", "trainer_utilisation", "trained_actions_per_minute", "success")
+"""Of the table that the command prints."""
 
 
 def rungs() -> dict[str, tuple[str, ...]]:
@@ -121,7 +123,7 @@ def show(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         over = row.get("over_coupled", {})
         table.add_row(
-            row["rung"], str(row["runs"]), *(report.with_interval(row, field) for field in report.REAL),
+            row["rung"], str(row["runs"]), *(report.with_interval(row, field) for field in COLUMNS),
             " ".join(f"{over[name]:.1f}×" for name in RATIOS if name in over),
         )  # fmt: skip
     Console().print(table)

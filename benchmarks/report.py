@@ -17,7 +17,6 @@ from typing import Any
 
 from benchmarks.efficiency import LADDER, file_name
 from benchmarks.learning import miniwob_pages
-from benchmarks.pool import results as pool_runs
 from benchmarks.simulation import full_hd
 from benchmarks.simulation.full_hd import pages as full_hd_pages
 from benchmarks.trials import pages
@@ -37,8 +36,6 @@ PAPER = {  # DART, arXiv 2509.23866: coupled, decoupled
     "rollout_utilisation": (0.296, 0.467),
     "trained_actions_per_minute": (22.6, 43.6),
 }
-REAL = ("env_utilisation", "rollout_utilisation", "trainer_utilisation", "trained_actions_per_minute", "success")
-"""What is shown of a run with every part real."""
 
 
 def results(name: str) -> Any:
@@ -47,8 +44,8 @@ def results(name: str) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))["results"] if path.exists() else None
 
 
-_OTHER_TRAINERS = re.compile(r", (12|16|20|24) training GPUs")
-"""Trainer sizes that only the long table shows: here the paper's 8, and the size that fits, are enough."""
+SHOWN = [f"180 environments, {gpus} training GPUs, {timings}" for timings in full_hd_pages.BESIDE for gpus in (8, 18)]
+"""The simulated set-ups that the headline shows."""
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -63,7 +60,7 @@ def headline(short: bool = False) -> str | None:
         rows += [
             _compared(f"simulated, {full_hd.in_words(set_up)}", *pair)
             for set_up, pair in _pairs(found["runs"], "set_up")
-            if not _OTHER_TRAINERS.search(set_up)
+            if set_up in SHOWN
         ]
     if (found := results("efficiency_real")) is not None:
         rows += [
@@ -93,14 +90,9 @@ def _compared(name: str, coupled: dict[str, float], decoupled: dict[str, float])
     return cells
 
 
-def _simulated(rows: Callable[[Sequence[full_hd_pages.Row]], pages.Table]) -> str | None:
-    """Coupled against decoupled in simulated time (docs/efficiency.md)."""
-    return None if (found := results("efficiency")) is None else table(*rows(found["runs"]))
-
-
-def pool() -> str | None:
-    """What the time of 180 VMs went into, with a managed pool and without."""
-    return table(*pool_runs.table(rows)) if (rows := pool_runs.runs()) else None
+def same_gpus() -> str | None:
+    """Other divisions of the same GPUs, in simulated time."""
+    return None if (found := results("efficiency")) is None else table(*full_hd_pages.same_gpus(found["runs"]))
 
 
 def real() -> str | None:
@@ -108,13 +100,12 @@ def real() -> str | None:
         return None
     spoken = {file_name(rung): rung for rung in LADDER}
     rows = [
-        [spoken[row["rung"]], str(row["runs"]), *(with_interval(row, name) for name in REAL),
+        [spoken[row["rung"]], str(row["runs"]), *(with_interval(row, name) for name in PAPER),
          full_hd_pages.over_coupled(row, found["runs"])]
         for row in found["runs"]
     ]  # fmt: skip
-    rows += [[f"note: {one}", *[""] * 7] for one in found.get("notes", [])]
-    head = ("schedule", "runs", "environments", "replicas", "trainer", "actions/min trained", "success at the end",
-            "over coupled")  # fmt: skip
+    rows += [[f"note: {one}", *[""] * 5] for one in found.get("notes", [])]
+    head = ("schedule", "runs", "environments busy", "replicas busy", "actions/min trained", "over coupled")
     return table(head, rows)
 
 
@@ -137,25 +128,19 @@ def targets() -> str | None:
             )  # fmt: skip
     if found := results("decisions"):
         last = found["sizes"][-1]
-        growth = found["largest_over_smallest"]
-        for name, what in (("begin", "which roll-out begins"), ("finish", "what becomes of a trajectory"),
+        for name, what in (("begin", "which rollout begins"), ("finish", "what becomes of a trajectory"),
                            ("route", "which replica takes a request")):  # fmt: skip
             rows.append(
-                [f"deciding {what}, at {last['environments']:,} environments and {last['tasks']:,} tasks", "≤ 50 µs",
-                 f"median {last[name]['p50']:.1f} µs, mean {last[name]['mean']:.1f} µs; "
-                 f"{growth[name]:.1f} × the median at 100 environments"]
+                [f"deciding {what}, at {last['environments']:,} environments", "≤ 50 µs",
+                 f"median {last[name]['p50']:.1f} µs, mean {last[name]['mean']:.1f} µs"]
             )  # fmt: skip
     if found := results("sessions"):
         rows += [
             [f"{found['sessions']:,} open environments", "< 2 GB",
              f"{found['coordinator_mb']:,} MB, {found['steps_per_second']:,.0f} steps/s"],
-            ["a step's delay there, p99", "≤ 100 ms",
+            ["delay of a step there, p99", "≤ 100 ms",
              f"{found['step_delay_ms']['p99']:.0f} ms (p50 {found['step_delay_ms']['p50']:.1f} ms)"],
         ]  # fmt: skip
-        if late := found.get("loop_lateness_ms"):
-            rows.append(
-                ["of it, the coordinator's event loop, p99", "", f"{late['p99']:.0f} ms (p50 {late['p50']:.1f} ms)"]
-            )  # fmt: skip
     if found := results("weight_sync"):
         rolling = [row for row in found["sync"] if row["schedule"] == "rolling"]
         pauses = [row["over_link"]["pause_without_waiting"] for row in rolling]
@@ -168,62 +153,13 @@ def targets() -> str | None:
     return table(("what", "target", "measured"), rows) if rows else None
 
 
-_PARTS = {
-    "steps": "30 steps of 300 KB, step by step, 32 environments",
-    "whole": "30 steps of 300 KB, handed over as one",
-    "small": "64 bytes, there and back",
-}
-
-
-def transport() -> str | None:
-    """This project and its peers, side by side."""
-    if (found := results("transport")) is None:
-        return None
-    rows = []
-    for part, title in _PARTS.items():
-        rate = "round_trips_per_second" if part == "small" else "trajectories_per_second"
-        for name, row in found.get(part, {}).items():
-            label = f"{name} ({row['variant']})" if row.get("variant") else name
-            if "error" in row:
-                rows.append([title, label, row["error"], "", "", ""])
-                continue
-            processor = row.get("processor_ms_per_step") or row["processor_us_per_round_trip"] / 1000
-            rows.append(
-                [title, label, f"{row[rate]:,.0f}", f"{row['over_ours'][rate]:.2f}", f"{processor:.2f}",
-                 f"{row['peak_rss_mb']:,.0f}"]
-            )  # fmt: skip
-    head = ("what", "by", "trajectories, or round trips, per second", "of ours", "processor ms per step or trip",
-            "memory, MB")  # fmt: skip
-    return table(head, rows)
-
-
-def weight_sync() -> str | None:
-    if (found := results("weight_sync")) is None:
-        return None
-    rows = []
-    for row in found["sync"]:
-        seconds, others = row["seconds"], row["others_throughput"]
-        rows.append(
-            [f"{row['bytes'] / 1e6:,.1f} MB", str(row["replicas"]), f"{row['schedule']}, {row['mode']}",
-             f"{seconds['pause']:.2f} s ({seconds['waiting']:.2f}, {seconds['transfer']:.2f})",
-             f"{row['over_link']['pause_without_waiting']:.1f} ×",
-             "" if others is None else f"{others:.1%}",
-             f"{ahead['seconds']:.2f} s ({ahead['throughput']:.1%})" if (ahead := row.get("received_ahead")) else "",
-             f"{row['all_serve_seconds']:.2f} s"]
-        )  # fmt: skip
-    head = ("weights", "replicas", "schedule, mode", "pause (requests waited for, transfer)",
-            "pause without that wait, over link", "others' throughput", "received while serving (throughput then)",
-            "until all serve")  # fmt: skip
-    return table(head, rows)
-
-
 def window() -> str | None:
     """What a window of screenshots costs, by stride."""
     if (found := results("window")) is None:
         return None
     head = (
         "`history_stride`", "screenshots shown", "tokens of prompts and answers", "computed by the trainer",
-        "passes of the vision tower", "in roll-out's prefix cache", "longest prompt",
+        "screenshots encoded", "in the replica's prefix cache",
     )  # fmt: skip
     rows = [
         (
@@ -231,24 +167,12 @@ def window() -> str | None:
             " to ".join(dict.fromkeys(map(str, one["shown"]))),
             f"{one['prompts_and_answers']:,}",
             f"{one['computed']:,}",
-            f"{one['encodings']} for {one['screenshots']} screenshots",
+            str(one["encodings"]),
             f"{one['cached']:.0%}",
-            f"{one['longest']:,}",
         )
         for one in found["windows"]
     ]
     return table(head, rows)
-
-
-def relay() -> str | None:
-    if (found := results("weight_sync")) is None or not found["relay"]:
-        return None
-    rows = [
-        [f"{row['bytes'] / 1e6:,.0f} MB", str(row["replicas"]),
-         *(f"{row['seconds'][order]:.2f} s" for order in ("in_turn", "at_once", "relay"))]
-        for row in found["relay"]
-    ]  # fmt: skip
-    return table(("weights", "replicas", "the trainer sends in turn", "to all at once", "relay"), rows)
 
 
 def worlds() -> str | None:
@@ -256,15 +180,14 @@ def worlds() -> str | None:
     if (found := results("worlds")) is None:
         return None
     rows = [
-        [row["world"], str(row["environments"]), f"{row['boot_seconds']:.1f}",
-         *(f"{row[f'{name}s_per_second']:,.1f} ({row[f'{name}s_range'][0]:,.1f} to {row[f'{name}s_range'][1]:,.1f})"
-           for name in ("start", "step")),
-         *(f"{row[name]:,.1f}" for name in ("processor_ms_per_start", "processor_ms_per_step")),
-         f"{row['mb_per_environment']:,.0f}", f"{row['load_average']:.0f}"]
+        [row["world"], str(row["environments"]),
+         *(f"{row[name]:,.1f}" for name in ("starts_per_second", "steps_per_second", "processor_ms_per_start",
+                                            "processor_ms_per_step")),
+         f"{row['mb_per_environment']:,.0f}"]
         for row in found
     ]  # fmt: skip
-    head = ("world", "environments", "s until all have booted", "episodes begun per second", "steps per second",
-            "processor ms per beginning", "per step", "MB each", "load average before")  # fmt: skip
+    head = ("world", "environments", "episodes begun per second", "steps per second", "processor ms per beginning",
+            "per step", "MB each")  # fmt: skip
     return table(head, rows)
 
 
@@ -356,16 +279,10 @@ def learning(name: str, rows: Callable[[pages.Results], pages.Table]) -> str | N
 TABLES: dict[str, Callable[[], str | None]] = {
     "headline": headline,
     "headline_short": partial(headline, short=True),
-    "ladder": partial(_simulated, full_hd_pages.ladder),
-    "decoupled": partial(_simulated, full_hd_pages.decoupled),
-    "same_gpus": partial(_simulated, full_hd_pages.same_gpus),
-    "pool": pool,
+    "same_gpus": same_gpus,
     "real": real,
     "targets": targets,
-    "transport": transport,
-    "weight_sync": weight_sync,
     "window": window,
-    "relay": relay,
     "worlds": worlds,
     "desktops": desktops,
     **{f"miniwob_{name}": partial(_miniwob, rows) for name, rows in miniwob_pages.TABLES.items()},

@@ -109,11 +109,9 @@ def test_the_same_gpus_have_a_table_of_their_own() -> None:
         row("16 GPUs, 4 sample and 12 train, honest-sliding", "decoupled", 200.0),
     ]  # fmt: skip
     _, made = pages.same_gpus(rows)
-    assert [(line[1], line[2], line[-1]) for line in made] == [
-        ("8 sample and 8 train", "coupled", "2.00 ×"),
-        ("8 sample and 8 train", "decoupled", "1.00 ×"),
-        ("16 GPUs that sample and train in turn", "coupled", "0.80 ×"),
-        ("4 sample and 12 train", "decoupled", "0.50 ×"),
-    ]
-    assert {line[4] for line in made} == {"50.0%"}, "waiting for the model is neither acting nor resetting"
-    assert len(pages.ladder(rows)[1]) == 3
+    assert made == [
+        ["8 sample and 8 train", "coupled", "50.0% (50.0%)", "50"],
+        ["8 sample and 8 train", "decoupled", "50.0% (50.0%)", "100"],
+        ["16 GPUs that sample and train in turn", "coupled", "50.0% (50.0%)", "125"],
+        ["4 sample and 12 train", "decoupled", "50.0% (50.0%)", "200"],
+    ], "waiting for the model is neither acting nor resetting"
