@@ -16,8 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.efficiency import LADDER, file_name
-from benchmarks.learning import miniwob_pages
-from benchmarks.pool import results as pool_runs
 from benchmarks.simulation import full_hd
 from benchmarks.simulation.full_hd import pages as full_hd_pages
 from benchmarks.trials import pages
@@ -27,14 +25,9 @@ RESULTS = Path(__file__).parent / "results"
 PAGES = (
     ROOT / "README.md",
     ROOT / "docs" / "efficiency.md",
-    ROOT / "docs" / "ablation.md",
     ROOT / "docs" / "learning.md",
-    ROOT / "docs" / "worlds.md",
-    ROOT / "docs" / "miniwob.md",
     ROOT / "docs" / "robustness.md",
 )
-HARD = 0.1
-"""Hard, in the experiment on MiniWoB: tasks that the base policy solves in at most this share of its episodes."""
 PAPER = {  # DART, arXiv 2509.23866: coupled, decoupled
     "env_utilisation": (0.122, 0.677),
     "rollout_utilisation": (0.296, 0.467),
@@ -101,11 +94,6 @@ def _simulated(rows: Callable[[Sequence[full_hd_pages.Row]], pages.Table]) -> st
     return None if (found := results("efficiency")) is None else table(*rows(found["runs"]))
 
 
-def pool() -> str | None:
-    """What the time of 180 VMs went into, with a managed pool and without."""
-    return table(*pool_runs.table(rows)) if (rows := pool_runs.runs()) else None
-
-
 def real() -> str | None:
     if (found := results("efficiency_real")) is None:
         return None
@@ -169,145 +157,6 @@ def targets() -> str | None:
             ["the other replicas' throughput meanwhile", "≥ 98%", f"{min(others):.1%} to {max(others):.1%}"],
         ]  # fmt: skip
     return table(("what", "target", "measured"), rows) if rows else None
-
-
-_PARTS = {
-    "steps": "30 steps of 300 KB, step by step, 32 environments",
-    "whole": "30 steps of 300 KB, handed over as one",
-    "small": "64 bytes, there and back",
-}
-
-
-def transport() -> str | None:
-    """This project and its peers, side by side."""
-    if (found := results("transport")) is None:
-        return None
-    rows = []
-    for part, title in _PARTS.items():
-        rate = "round_trips_per_second" if part == "small" else "trajectories_per_second"
-        for name, row in found.get(part, {}).items():
-            label = f"{name} ({row['variant']})" if row.get("variant") else name
-            if "error" in row:
-                rows.append([title, label, row["error"], "", "", ""])
-                continue
-            processor = row.get("processor_ms_per_step") or row["processor_us_per_round_trip"] / 1000
-            rows.append(
-                [title, label, f"{row[rate]:,.0f}", f"{row['over_ours'][rate]:.2f}", f"{processor:.2f}",
-                 f"{row['peak_rss_mb']:,.0f}"]
-            )  # fmt: skip
-    head = ("what", "by", "trajectories, or round trips, per second", "of ours", "processor ms per step or trip",
-            "memory, MB")  # fmt: skip
-    return table(head, rows)
-
-
-def weight_sync() -> str | None:
-    if (found := results("weight_sync")) is None:
-        return None
-    rows = []
-    for row in found["sync"]:
-        seconds, others = row["seconds"], row["others_throughput"]
-        rows.append(
-            [f"{row['bytes'] / 1e6:,.1f} MB", str(row["replicas"]), f"{row['schedule']}, {row['mode']}",
-             f"{seconds['pause']:.2f} s ({seconds['waiting']:.2f}, {seconds['transfer']:.2f})",
-             f"{row['over_link']['pause_without_waiting']:.1f} ×",
-             "" if others is None else f"{others:.1%}",
-             f"{ahead['seconds']:.2f} s ({ahead['throughput']:.1%})" if (ahead := row.get("received_ahead")) else "",
-             f"{row['all_serve_seconds']:.2f} s"]
-        )  # fmt: skip
-    head = ("weights", "replicas", "schedule, mode", "pause (requests waited for, transfer)",
-            "pause without that wait, over link", "others' throughput", "received while serving (throughput then)",
-            "until all serve")  # fmt: skip
-    return table(head, rows)
-
-
-def window() -> str | None:
-    """What a window of screenshots costs, by stride."""
-    if (found := results("window")) is None:
-        return None
-    head = (
-        "`history_stride`", "screenshots shown", "tokens of prompts and answers", "computed by the trainer",
-        "passes of the vision tower", "in roll-out's prefix cache", "longest prompt",
-    )  # fmt: skip
-    rows = [
-        (
-            str(one["stride"]),
-            " to ".join(dict.fromkeys(map(str, one["shown"]))),
-            f"{one['prompts_and_answers']:,}",
-            f"{one['computed']:,}",
-            f"{one['encodings']} for {one['screenshots']} screenshots",
-            f"{one['cached']:.0%}",
-            f"{one['longest']:,}",
-        )
-        for one in found["windows"]
-    ]
-    return table(head, rows)
-
-
-def relay() -> str | None:
-    if (found := results("weight_sync")) is None or not found["relay"]:
-        return None
-    rows = [
-        [f"{row['bytes'] / 1e6:,.0f} MB", str(row["replicas"]),
-         *(f"{row['seconds'][order]:.2f} s" for order in ("in_turn", "at_once", "relay"))]
-        for row in found["relay"]
-    ]  # fmt: skip
-    return table(("weights", "replicas", "the trainer sends in turn", "to all at once", "relay"), rows)
-
-
-def worlds() -> str | None:
-    """What one env worker does with worlds, and what their environments cost."""
-    if (found := results("worlds")) is None:
-        return None
-    rows = [
-        [row["world"], str(row["environments"]), f"{row['boot_seconds']:.1f}",
-         *(f"{row[f'{name}s_per_second']:,.1f} ({row[f'{name}s_range'][0]:,.1f} to {row[f'{name}s_range'][1]:,.1f})"
-           for name in ("start", "step")),
-         *(f"{row[name]:,.1f}" for name in ("processor_ms_per_start", "processor_ms_per_step")),
-         f"{row['mb_per_environment']:,.0f}", f"{row['load_average']:.0f}"]
-        for row in found
-    ]  # fmt: skip
-    head = ("world", "environments", "s until all have booted", "episodes begun per second", "steps per second",
-            "processor ms per beginning", "per step", "MB each", "load average before")  # fmt: skip
-    return table(head, rows)
-
-
-def _miniwob(rows: Callable[[miniwob_pages.Results], miniwob_pages.Table]) -> str | None:
-    """What MiniWoB's tasks are like (docs/miniwob.md)."""
-    found = miniwob_pages.read()
-    return None if found is None else table(*rows(found))
-
-
-def desktops() -> str | None:
-    """What desktops cost, alone and many at once."""
-    if (found := results("desktops")) is None:
-        return None
-    names = ("desktops", "episodes_per_minute", "reset_seconds_median", "step_seconds_median", "steps_per_second",
-             "mb_per_desktop")  # fmt: skip
-    head = ("desktops at once", "episodes a minute", "s per reset", "s per step", "steps per second", "MB per desktop")
-    return table(head, [[f"{row[name]:g}" for name in names] for row in found])
-
-
-def _settings(name: str) -> str | None:
-    if (found := results(name)) is None:
-        return None
-    rows = [
-        [row["setting"], str(row["runs"]), _interval(row["after"]), _interval(row["after_hard"]),
-         f"{row['updates']['mean']:.0f}", f"{row['steps_per_update']['mean']:.0f}",
-         f"{row['staleness']['mean']:.1f}", f"{row['pooled']['mean']:.0f}"]
-        for row in found["table"]
-    ]  # fmt: skip
-    base = found["base"]
-    hard = [rate["mean"] for rate in base["per_task"].values() if rate["mean"] <= HARD]
-    rows.insert(0, ["(base policy)", "", f"{base['mean']:.1%}", f"{sum(hard) / len(hard):.1%}", "", "", "", ""])
-    head = ("setting", "runs", "held-out success", "on the hard tasks", "updates", "environment steps per update",
-            "staleness", "pooled")  # fmt: skip
-    return table(head, rows)
-
-
-def _interval(value: dict[str, Any]) -> str:
-    if value["low"] is None:
-        return f"{value['mean']:.1%}"
-    return f"{value['mean']:.1%} ({value['low']:.1%} to {value['high']:.1%})"
 
 
 def _written(name: str) -> Any:
@@ -379,34 +228,24 @@ def learning(name: str, rows: Callable[[pages.Results], pages.Table]) -> str | N
     return None if (found := pages.read(name)) is None else table(*rows(found))
 
 
-EXPERIMENTS = ("ablation", "alignment", "controls", "stride")
+EXPERIMENTS = ("ablation", "controls")
 TABLES: dict[str, Callable[[], str | None]] = {
     "headline": headline,
     "headline_short": partial(headline, short=True),
     "ladder": partial(_simulated, full_hd_pages.ladder),
     "decoupled": partial(_simulated, full_hd_pages.decoupled),
     "same_gpus": partial(_simulated, full_hd_pages.same_gpus),
-    "pool": pool,
     "real": real,
     "targets": targets,
-    "transport": transport,
-    "weight_sync": weight_sync,
-    "window": window,
-    "relay": relay,
-    "worlds": worlds,
-    "desktops": desktops,
-    **{f"miniwob_{name}": partial(_miniwob, rows) for name, rows in miniwob_pages.TABLES.items()},
     "storm": storm,
     "soak": soak,
     "faults": faults,
     "fuzzed": fuzzed,
-    **{name: partial(_settings, name) for name in ("ablation", "sensitivity")},
     **{f"learning_{name}": partial(learning, name, pages.arms) for name in EXPERIMENTS},
     **{f"learning_{name}_compared": partial(learning, name, pages.comparisons) for name in EXPERIMENTS},
     "learning_pieces": partial(learning, "ablation", partial(pages.below, reference="full")),
     "learning_own": partial(learning, "controls", partial(pages.below, reference="own-pool")),
     "learning_temperatures": partial(learning, "controls", pages.temperatures),
-    "learning_alignment_collapses": partial(learning, "alignment", pages.collapses),
     "learning_wallclock": partial(learning, "wallclock", pages.times),
     "learning_wallclock_batches": partial(learning, "wallclock_batches", pages.times),
 }

@@ -42,14 +42,6 @@ class Comparison(TypedDict):
     smallest: float | None
 
 
-class Course(TypedDict):
-    seed: int
-    peak: float
-    lowest_after_peak: float
-    last: float
-    collapsed_at: int | None
-
-
 class Ratio(TypedDict):
     target: str
     faster: str
@@ -68,8 +60,6 @@ class Results(TypedDict):
     arms: list[Arm]
     comparisons: list[Comparison]
     notes: NotRequired[list[str]]
-    courses: NotRequired[Mapping[str, list[Course]]]
-    fisher_p: NotRequired[float | None]
     seconds: NotRequired[Mapping[str, Mapping[str, Mapping[str, float | None]]]]
     updates: NotRequired[Mapping[str, Mapping[str, Mapping[str, float | None]]]]
     ratios: NotRequired[list[Ratio]]
@@ -138,19 +128,6 @@ def _below(one: Comparison) -> str:
     interval = "" if low is None or high is None else f" ({100 * low:.0f} to {100 * high:.0f})"
     p = one["p"] if one["p_holm"] is None else one["p_holm"]
     return f"{100 * difference['mean']:.0f} points{interval}, p = {p_value(p)}".replace("= <", "<")
-
-
-def collapses(found: Results) -> Table:
-    """Every run's course, and Fisher's exact test over seeds."""
-    head = ("arm", "seed", "peak", "lowest after it", "last", "below half its peak at update")
-    rows = [
-        [arm, str(one["seed"]), f"{one['peak']:.1%}", f"{one['lowest_after_peak']:.1%}", f"{one['last']:.1%}",
-         "never" if one["collapsed_at"] is None else str(one["collapsed_at"])]
-        for arm, courses in found.get("courses", {}).items()
-        for one in courses
-    ]  # fmt: skip
-    rows.append(["Fisher's exact test", "", "", "", "", f"p = {p_value(found.get('fisher_p'))}"])
-    return head, rows + _incomplete(found, len(head))
 
 
 def temperatures(found: Results) -> Table:

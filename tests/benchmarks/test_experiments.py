@@ -1,4 +1,4 @@
-"""What single experiments measure: collapses of training, and times to a success."""
+"""What single experiments measure: times to a success, and the controls of the ablation."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from trial_samples import after, record
 
-from benchmarks.learning import alignment, controls, wallclock
-from benchmarks.learning.alignment import AlignmentProtocol, Collapse, collapses, course
+from benchmarks.learning import controls, wallclock
 from benchmarks.learning.wallclock import (
     Ratio,
     Target,
@@ -30,7 +29,6 @@ from benchmarks.trials.sweep import Plan
 from dart.errors import UserError
 
 MARKS = {"protocol_sha256": "p", "config_sha256": "c", "base_sha256": "b"}
-ALIGNMENT = load(FOLDER / "alignment.yaml", AlignmentProtocol)
 WALLCLOCK = load(FOLDER / "wallclock.yaml", WallclockProtocol)
 
 
@@ -40,76 +38,6 @@ def run(successes: list[int], tasks: list[str] | None = None, seconds: float = 1
     episodes = [Episode(n * seconds, n % len(tasks), 5, one, n // 10) for n, one in enumerate(successes)]
     levels = {"easy": 1.0, "medium": 0.5, "hard": 0.2}
     return record("arm", 0, levels, MARKS) | {"tasks": tasks, "episodes": episodes, **more}
-
-
-# ---- stride ----
-
-
-def test_the_stride_is_all_that_differs() -> None:
-    protocol = load(FOLDER / "stride.yaml", Protocol)
-    one, three = (protocol.load_config(arm) for arm in ("stride-1", "stride-3"))
-    assert (one.agent.history_stride, three.agent.history_stride) == (1, 3)
-    assert one.agent.history_screenshots == 5
-    assert one.model_copy(update={"agent": three.agent}) == three
-    assert one.agent.model_copy(update={"history_stride": 3}) == three.agent
-    assert not one.curation.pool.sources and protocol.family == 2
-
-
-# ---- alignment ----
-
-TWO = ["ladder-medium-01", "ladder-hard-01"]
-
-
-def test_the_alignment_experiment_is_the_one_that_was_designed() -> None:
-    with_w, without = (ALIGNMENT.load_config(arm) for arm in ("with-w", "without-w"))
-    assert with_w.sync.every_updates == 8 and with_w.curation.max_staleness == 16
-    assert with_w.trainer.trajectories_per_update == 16 and with_w.trainer.minibatches == 2
-    assert with_w.stop.updates == 150 and with_w.stop.env_steps is None
-    assert with_w.model_copy(update={"trainer": without.trainer}) == without, "w is all that differs"
-    assert (with_w.trainer.loss.importance, without.trainer.loss.importance) == ("truncated", "none")
-    tasks = {"levels": ("medium", "hard"), "smoothing": 64, "peak_at_least": 0.3, "below": 0.5}
-    assert ALIGNMENT.collapse == Collapse.model_validate(tasks)
-    assert ALIGNMENT.family == 1 and ALIGNMENT.alpha == 0.025, "the other endpoint, collapse, has the other half"
-
-
-def test_a_run_collapses_when_it_falls_below_half_its_peak() -> None:
-    falls = run([1] * 200 + [0] * 140, TWO)
-    found = course(0, falls, ALIGNMENT)
-    # 128 roll-outs are smoothed over, 65 failures of them are more than half.
-    assert found.peak == 1.0 and found.collapsed_at == 264 // 10 and found.lowest_after_peak == 0.0
-    dips = run([1] * 200 + [0] * 64 + [1] * 140, TWO)
-    found = course(0, dips, ALIGNMENT)
-    assert found.collapsed_at is None and found.lowest_after_peak == 0.5 and found.last == 1.0
-    with pytest.raises(ValueError, match="too short"):
-        course(0, run([], TWO), ALIGNMENT)
-
-
-def test_what_was_never_learned_is_not_lost() -> None:
-    """A rare success or two at the beginning is no peak."""
-    rare = [int(n % 8 < 2) for n in range(200)]  # 25 % of each task's, at most
-    assert course(0, run([*rare, *[0] * 200], TWO), ALIGNMENT).collapsed_at is None
-    learned = [int(n % 8 < 4) for n in range(200)]
-    assert course(0, run([*learned, *[0] * 200], TWO), ALIGNMENT).collapsed_at is not None
-
-
-def test_tasks_that_the_base_policy_does_hide_no_collapse() -> None:
-    tasks = [*TWO, *(f"ladder-easy-{number:02d}" for number in range(6))]
-    falls = [int(n < 1200 or n % 8 >= 2) for n in range(2400)]
-    assert course(0, run(falls, tasks), ALIGNMENT).collapsed_at is not None
-
-
-def test_collapses_are_tested_over_seeds() -> None:
-    good, bad = run([1] * 200, TWO), run([1] * 200 + [0] * 200, TWO)
-    runs = {"with-w": dict.fromkeys(range(5), good), "without-w": dict.fromkeys(range(5), bad)}
-    found = collapses(runs, ALIGNMENT)
-    assert found["collapsed"] == {"with-w": 0, "without-w": 5}
-    assert found["fisher_p"] == pytest.approx(2 / 252)
-    assert collapses({"with-w": {0: good}}, ALIGNMENT)["fisher_p"] is None
-    alignment.show(found)
-    told: Any = {"complete": True, "missing": [], **found}
-    head, rows = pages.collapses(told)
-    assert all(len(row) == len(head) for row in rows) and rows[-1][-1] == "p = 0.008"
-    assert [row[-1] for row in rows[4:6]] == ["never", "26"]
 
 
 # ---- wall time ----
