@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import check, efficiency, efficiency_real, replica_health, report, step_path
+from benchmarks import check, efficiency, efficiency_real, report, step_path
 from benchmarks.check import Check
 from benchmarks.simulation.cluster import SetUp
 from benchmarks.trials import sweep
@@ -68,7 +68,7 @@ def test_tables_of_the_same_runs_show_the_same_ratios() -> None:
 def test_help_has_the_details_as_the_page_says() -> None:
     page = (report.ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
     named = re.findall(r"python -m benchmarks\.([\w.]+)", page)
-    assert len(named) > 30
+    assert len(named) > 15
     for name in named:
         folder = report.ROOT / "benchmarks" / name.replace(".", "/")
         text = (folder / "__main__.py" if folder.is_dir() else folder.with_suffix(".py")).read_text(encoding="utf-8")
@@ -208,15 +208,3 @@ async def _answers(number: int, payload: int) -> list[int]:
 def test_the_ceiling_of_the_step_path_carries_what_a_step_carries() -> None:
     """The screenshot comes from the environment once a step, and the replica has it: it is always the same."""
     assert asyncio.run(_answers(4, 200_000)) == [200_000, step_path.SMALL_BYTES] * 2
-
-
-# ---- what is too short ----
-
-
-def test_a_run_too_short_for_the_transfer_that_hangs_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(replica_health, "simulate", lambda *_: {})
-    monkeypatch.setattr("sys.argv", ["replica_health", "--hours", "0.5", "--out", str(tmp_path / "out.json")])
-    with pytest.raises(SystemExit, match=r"--hours 0\.5: a transfer hangs after 1 h"):
-        replica_health.main()
