@@ -22,9 +22,11 @@ import io
 import json
 import random
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+import zlib
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -34,12 +36,12 @@ import torch
 from PIL import ImageDraw
 
 from benchmarks.results import write
-from benchmarks.simulation import window
 from benchmarks.trials.inference import estimate
 from dart import config
+from dart.agent.prompt import Conversation, Turn
 from dart.config import TrainWorkerConfig
 from dart.core.curation.batches import ReleasedGroup, samples_of
-from dart.core.types import Image, Sample
+from dart.core.types import Generation, Image, Markup, Prompt, Sample, Text, Tokens, VersionSpan
 from dart.store.database import Database, sqlite_url
 from dart.store.records import GroupState
 from dart.v1 import session_pb2 as pb
@@ -54,7 +56,59 @@ METRICS = ("loss", "gradient_norm", "padding_share", "rows", "microbatches", "co
 MODEL = "builtin:tiny-qwen3vl"
 WIDTH, HEIGHT, SQUARE = 960, 544, 32
 """Pixels of a made-up screenshot; a token of it stands for a square of 32 x 32."""
+STEPS, CHARACTERS = 30, 4
+"""Of an episode; of a token of text."""
 STRIDES = {"plain": 1, "packed": 1, "strided": 3}
+
+
+@dataclass(frozen=True, slots=True)
+class Coded:
+    """How text and screenshots become tokens: ids of text from `first` to `end`, `screen` placeholders a screenshot,
+    `answer` tokens an answer."""
+
+    image_token_id: int
+    screen: int
+    answer: int
+    first: int
+    end: int
+
+    def text(self, pieces: Iterable[str]) -> list[int]:
+        """Made-up ids, the same for the same piece of text."""
+        return [self.first + zlib.crc32(piece.encode()) % (self.end - self.first) for piece in pieces]
+
+    def prompt(self, prompt: Prompt) -> list[int]:
+        ids: list[int] = []
+        for part in prompt.parts:
+            match part:
+                case Tokens(sampled):
+                    ids += sampled
+                case Image():
+                    ids += [self.image_token_id] * self.screen
+                case Markup(text) | Text(text):
+                    ids += self.text(text[start : start + CHARACTERS] for start in range(0, len(text), CHARACTERS))
+        return ids
+
+
+def episode(
+    agent: config.Agent,
+    name: str,
+    coded: Coded,
+    screenshot: Callable[[str], Image],
+    steps: int = STEPS,
+) -> list[Sample]:
+    """The samples of an episode in which every screenshot differs."""
+    conversation = Conversation(agent, "Change the title of the first slide to 'Results', and save the presentation.")
+    samples = []
+    for step in range(steps):
+        screen = screenshot(f"{name}/{step}")
+        prompt = conversation.prompt(screen)
+        answer = array("I", coded.text(f"{name}/{step}/{token}" for token in range(coded.answer)))
+        spans = (VersionSpan(0, 0, coded.answer),)
+        tokens, logprobs = array("I", coded.prompt(prompt)), array("f", [-1.0] * coded.answer)
+        generation = Generation(tokens, answer, logprobs, spans, "")
+        samples.append(Sample(name, "g", step, prompt.images, generation, 1.0))
+        conversation.add(Turn(screen, answer))
+    return samples
 
 
 def main() -> None:
@@ -74,13 +128,13 @@ def desktop(count: int) -> None:
     """Compare updates on one made-up episode each."""
     trainers = {way: Trainer(_told(config.Model(path=MODEL), config.Trainer())) for way in STRIDES}
     layout = trainers["plain"].layout
-    coded = window.Coded(layout.image_token_id, (WIDTH // SQUARE) * (HEIGHT // SQUARE), 20, 8, layout.vocab_size)
+    coded = Coded(layout.image_token_id, (WIDTH // SQUARE) * (HEIGHT // SQUARE), 20, 8, layout.vocab_size)
     rows: list[dict[str, dict[str, float]]] = []
     for number in range(count):
         row = {}
         for way, trainer in trainers.items():
             agent = config.Agent(history_stride=STRIDES[way])
-            steps = window.episode(agent, f"episode {number}", coded=coded, screenshot=_screenshot)
+            steps = episode(agent, f"episode {number}", coded, _screenshot)
             samples = [sample_to_proto(replace(step, advantage=(-1.0) ** index)) for index, step in enumerate(steps)]
             tokens = sum(len(sample.prompt_token_ids) + len(sample.token_ids) for sample in samples)
             totals = len(samples), sum(len(sample.token_ids) for sample in samples)

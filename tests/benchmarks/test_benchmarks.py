@@ -15,7 +15,7 @@ from benchmarks import check, efficiency, efficiency_real, report, step_path
 from benchmarks.check import Check
 from benchmarks.simulation.cluster import SetUp
 from benchmarks.trials import sweep
-from benchmarks.trials.records import Episode
+from benchmarks.trials.records import Point
 
 
 @pytest.mark.parametrize("path", report.PAGES, ids=lambda path: path.name)
@@ -165,8 +165,11 @@ def test_a_record_keeps_its_date_and_machine_if_no_run_is_made(tmp_path: Path, m
 
 def test_a_run_that_failed_or_was_restarted_does_not_hide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With two seeds, of which the first has not finished in one arm; another run is only its second piece."""
-    episodes = [Episode(1.0, 0, 3, 1, 0)] * 16
-    run = dict.fromkeys(efficiency_real.SHOWN, 0.5) | {"episodes": episodes, "time": {"env": {}}, "updates": 0}
+    run = dict.fromkeys(efficiency_real.SHOWN, 0.5) | {
+        "curve": [Point(48, 1.0, 0, 1.0)],
+        "time": {"env": {}},
+        "updates": 0,
+    }
     run |= {"train_seconds": 1.0}
     other = run | {"starts": 2, "env_utilisation": 0.6}
     finished = {"coupled": {0: run | {"starts": 1}, 1: other}, "decoupled": {1: run | {"starts": 1}}}
@@ -186,10 +189,8 @@ def test_a_run_that_failed_or_was_restarted_does_not_hide(tmp_path: Path, monkey
 
 def test_a_schedule_is_no_slower_for_the_batch_that_the_clock_cut_off() -> None:
     """8 actions a minute in the 4 minutes of the run are 16 in the 2 minutes until its last update."""
-    run: Any = {"trained_actions_per_minute": 8.0, "train_seconds": 240.0, "last_update_seconds": 120.0, "episodes": []}
+    run: Any = {"trained_actions_per_minute": 8.0, "train_seconds": 240.0, "last_update_seconds": 120.0}
     assert efficiency_real.actions_trained_on(run) == 16.0
-    run["episodes"] = [Episode(150.0, 0, 3, 1, 5)]
-    assert efficiency_real.actions_trained_on(run) == 16.0, "a roll-out that finishes later changes nothing"
 
 
 # ---- the step path ----
@@ -208,3 +209,16 @@ async def _answers(number: int, payload: int) -> list[int]:
 def test_the_ceiling_of_the_step_path_carries_what_a_step_carries() -> None:
     """The screenshot comes from the environment once a step, and the replica has it: it is always the same."""
     assert asyncio.run(_answers(4, 200_000)) == [200_000, step_path.SMALL_BYTES] * 2
+
+
+# ---- weights ----
+
+
+@pytest.mark.torch
+def test_weights_arrive_and_are_timed() -> None:
+    pytest.importorskip("torch")
+    from benchmarks.weight_sync import measure
+
+    row = measure(200_000, 1)
+    assert row["bytes"] == 200_000 and min(row["link_seconds"], row["transfer_seconds"]) > 0
+    assert row["over_link"] > 0
