@@ -23,7 +23,7 @@ from benchmarks.simulation.full_hd.pages import RATIOS
 from benchmarks.trials import findings, showing, sweep
 from benchmarks.trials.inference import estimate
 from benchmarks.trials.protocol import config_digest
-from benchmarks.trials.records import Record, curve
+from benchmarks.trials.records import Record
 from benchmarks.trials.sweep import Plan
 from dart.errors import UserError
 
@@ -49,13 +49,11 @@ def rungs() -> dict[str, tuple[str, ...]]:
 
 def last_success(run: Record) -> float:
     """Success in training at the end."""
-    return run["curve"][-1][2] if "curve" in run else curve(run["episodes"])[-1].success
+    return run["curve"][-1].success
 
 
 def last_update_seconds(run: Record) -> float:
     """Seconds of training until the last update; all of them, if there was none."""
-    if "curve" in run:
-        return run["curve"][-1][1]  # a point for each update
     return run.get("last_update_seconds", run["train_seconds"])
 
 

@@ -15,14 +15,12 @@ from benchmarks.trials.findings import ArmRow, Finding, Runs, successes
 from benchmarks.trials.inference import Estimate, estimate
 from benchmarks.trials.pages import p_value, percent, points
 from benchmarks.trials.protocol import Protocol
-from benchmarks.trials.records import Point, curve
+from benchmarks.trials.records import Point
 from benchmarks.trials.sources import shortened
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-EVERY = 5
-"""Of a curve's points, one of so many is drawn."""
 WIDTH = 240
 """Columns of a table that is no terminal's."""
 
@@ -104,7 +102,7 @@ def lines(axis: Axes, runs: Runs, colours: Mapping[str, str], by: Callable[[Poin
     import numpy as np
 
     for arm, made in runs.items():
-        curves = [found for run in made.values() if (found := curve(run["episodes"], every=EVERY))]
+        curves = [found for run in made.values() if (found := run["curve"])]
         for found in curves:
             axis.plot([by(one) for one in found], [one.success for one in found], color=colours[arm], lw=0.6, alpha=0.6)
         if not curves:

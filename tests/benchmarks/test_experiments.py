@@ -22,7 +22,7 @@ from benchmarks.learning.wallclock import (
     time_to,
     times,
 )
-from benchmarks.trials import base, pages, sweep
+from benchmarks.trials import base, findings, pages, records, sweep
 from benchmarks.trials.protocol import FOLDER, Protocol, as_options, load
 from benchmarks.trials.records import Episode
 from benchmarks.trials.sweep import Plan
@@ -310,3 +310,16 @@ def test_nothing_to_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     empty = Plan("learning/ablation", ABLATION.config, {"imitation": ()}, (0, 1), MARKS)
     with pytest.raises(UserError, match="nothing is finished yet"):
         controls.report(empty, empty, ABLATION)
+
+
+@pytest.mark.parametrize("name", ["ablation", "wallclock", "wallclock_batches"])
+def test_what_is_kept_of_the_runs_makes_what_the_pages_say(name: str) -> None:
+    kind = Protocol if name == "ablation" else WallclockProtocol
+    protocol, folder = load(FOLDER / f"{name}.yaml", kind), pages.RESULTS / name
+    runs = {
+        arm: {seed: records.load(folder / f"{arm}-{seed}.json") for seed in protocol.seeds} for arm in protocol.arms
+    }
+    found: dict[str, Any] = findings.as_json(runs, protocol, [])
+    found |= times(runs, protocol) if isinstance(protocol, WallclockProtocol) else {}
+    recorded = json.loads((pages.RESULTS / f"{name}.json").read_text(encoding="utf-8"))["results"]
+    assert json.loads(json.dumps(found)).items() <= recorded.items()

@@ -20,7 +20,7 @@ from benchmarks.trials import findings, pages, pieces, records, showing, sources
 from benchmarks.trials.inference import estimate
 from benchmarks.trials.pieces import Run
 from benchmarks.trials.protocol import FOLDER, Protocol, load
-from benchmarks.trials.records import Clock, Episode, curve
+from benchmarks.trials.records import MOST_POINTS, Clock, Episode, Point, curve, thinned
 from benchmarks.trials.sweep import Patience, Plan
 from dart.errors import UserError
 from dart.rundir import RunDirectory
@@ -250,15 +250,16 @@ async def test_training_roll_outs_alone_are_kept(tmp_path: Path) -> None:
 
 def test_a_record_says_how_often_training_was_started(tmp_path: Path) -> None:
     run = asyncio.run(fabricate(tmp_path, [("a", True, 130.0)], {"success_after": None, "updates": 1}))
-    assert records.read(run).items() >= {"starts": 2, "last_update_seconds": 60.0}.items()
+    assert records.read(run, with_episodes=False).items() >= {"starts": 2, "last_update_seconds": 60.0}.items()
     run.config.write_text("environment: {tasks: {names: [a]}}", encoding="utf-8")
-    assert records.so_far(run) == {"tasks": ["a"], "episodes": records.read(run)["episodes"]}
+    assert records.so_far(run) == {"tasks": ["a"], "episodes": records.read(run, with_episodes=True)["episodes"]}
+    assert "episodes" not in records.read(run, with_episodes=False)
 
 
 def test_a_record_is_read_back(tmp_path: Path) -> None:
     sweep.write_json(tmp_path / "full-0.json", record("full", 0, {"easy": 1, "medium": 0.5, "hard": 0.25}, MARKS))
     read = records.load(tmp_path / "full-0.json")
-    assert read["episodes"][41] == Episode(41.0, 1, 10, 1, 4)
+    assert read["episodes"][41] == Episode(41.0, 1, 10, 1, 4) and read["curve"][0] == Point(160, 15.0, 1, 0.0)
 
 
 def test_the_curve_is_a_mean_over_tasks() -> None:
@@ -267,8 +268,15 @@ def test_the_curve_is_a_mean_over_tasks() -> None:
     points = curve(episodes, smoothing=8)
     assert points[0].env_steps == 5 * 13, "it begins when both tasks have had four"
     assert {point.success for point in points} == {0.5}
-    assert curve(episodes, smoothing=8, every=10)[-1] == points[-1]
-    assert curve([]) == []
+    assert curve([]) == thinned([]) == []
+
+
+def test_a_thinned_curve_keeps_its_ends() -> None:
+    points = [Point(5 * n, float(n), n // 10, 0.123456) for n in range(1000)]
+    found = thinned(points)
+    assert len(found) <= MOST_POINTS and (found[0].env_steps, found[-1].env_steps) == (0, 4995)
+    assert found[0].success == 0.1235
+    assert [point.seconds for point in thinned(points[:20])] == [point.seconds for point in points[:20]]
 
 
 # ---- arms × seeds ----
@@ -445,6 +453,6 @@ def test_every_run_is_in_the_picture(tmp_path: Path) -> None:
     }
     for of in made.values():
         for one in of.values():
-            one["episodes"] = [Episode(*episode) for episode in one["episodes"]]
+            one["curve"] = curve([Episode(*episode) for episode in one["episodes"]])
     picture = showing.draw(tmp_path / "x" / "picture.png", made, PROTOCOL, lambda point: point.env_steps, "steps")
     assert picture.stat().st_size > 10_000
