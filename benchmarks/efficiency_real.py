@@ -20,7 +20,7 @@ from typing import Any, Literal, get_args
 from benchmarks import report
 from benchmarks.efficiency import LADDER, file_name
 from benchmarks.simulation.full_hd.pages import RATIOS
-from benchmarks.trials import findings, showing, sweep
+from benchmarks.trials import findings, sweep
 from benchmarks.trials.inference import estimate
 from benchmarks.trials.protocol import config_digest
 from benchmarks.trials.records import Record
@@ -91,7 +91,8 @@ def main() -> None:
     notes = findings.notes(runs)
     print(sweep.write(results, options.config, {"runs": rows, "notes": notes}, slept))
     show(rows)
-    showing.show_notes(notes)
+    for note in notes:
+        print(f"NOTE: {note}")
 
 
 def _row(rung: str, runs: Sequence[Record]) -> dict[str, Any]:
