@@ -10,7 +10,7 @@ DESKTOP := xvfb openbox dbus at-spi2-core yad xterm mousepad pcmanfm galculator
 LARGE  := chromium libreoffice-writer libreoffice-calc libreoffice-gtk3 gimp
 BUF    := npx --yes @bufbuild/buf@1.75.0
 
-.PHONY: help install browser desktop android desktop-apps demo references gpu-files peers swanlab chart stores test test-pods test-ray test-slurm test-fast lint types imports web web-check docs proto proto-check bench bench-check clean
+.PHONY: help install browser desktop android desktop-apps demo references gpu-files swanlab chart stores test test-pods test-ray test-slurm test-fast lint types imports web web-check docs proto proto-check bench bench-check clean
 
 help: ## List the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -59,18 +59,6 @@ references: build/references/installed ## Install verl and trl, whose equations 
 gpu-files: $(VENV)/installed ## Fetch the files of the GPU version of vLLM that the weight transfer is tested with.
 	@$(PY) tests/support/vllm_alone/fetch.py build/vllm-gpu \
 	  || echo "the package index does not give vLLM's wheel: the tests that need these files are skipped"
-
-# In their own environment: the project needs none of them. benchmarks.transport reports which could not be installed.
-PEERS := torch==2.13.0 ray==2.60.0 TransferQueue==0.1.11 pyzmq==27.3.0 numpy uvloop
-
-build/peers/installed:
-	rm -rf build/peers
-	$(PYTHON) -m venv build/peers
-	build/peers/bin/python -m pip install --quiet --upgrade pip
-	for package in $(PEERS); do build/peers/bin/python -m pip install --quiet $$package || echo "without $$package"; done
-	touch $@
-
-peers: build/peers/installed ## Install what benchmarks.transport compares with.
 
 # In an environment of its own, because SwanLab wants protobuf below 7: the test that dart runs with that, too.
 build/swanlab/installed: pyproject.toml

@@ -20,10 +20,10 @@ from typing import Any, Literal, get_args
 from benchmarks import report
 from benchmarks.efficiency import LADDER, file_name
 from benchmarks.simulation.full_hd.pages import RATIOS
-from benchmarks.trials import findings, showing, sweep
+from benchmarks.trials import findings, sweep
 from benchmarks.trials.inference import estimate
 from benchmarks.trials.protocol import config_digest
-from benchmarks.trials.records import Record, curve
+from benchmarks.trials.records import Record
 from benchmarks.trials.sweep import Plan
 from dart.errors import UserError
 
@@ -51,13 +51,11 @@ def rungs() -> dict[str, tuple[str, ...]]:
 
 def last_success(run: Record) -> float:
     """Success in training at the end."""
-    return run["curve"][-1][2] if "curve" in run else curve(run["episodes"])[-1].success
+    return run["curve"][-1].success
 
 
 def last_update_seconds(run: Record) -> float:
     """Seconds of training until the last update; all of them, if there was none."""
-    if "curve" in run:
-        return run["curve"][-1][1]  # a point for each update
     return run.get("last_update_seconds", run["train_seconds"])
 
 
@@ -95,7 +93,8 @@ def main() -> None:
     notes = findings.notes(runs)
     print(sweep.write(results, options.config, {"runs": rows, "notes": notes}, slept))
     show(rows)
-    showing.show_notes(notes)
+    for note in notes:
+        print(f"NOTE: {note}")
 
 
 def _row(rung: str, runs: Sequence[Record]) -> dict[str, Any]:

@@ -21,25 +21,20 @@ from typing import Any
 
 import uvloop
 
-from benchmarks.peers.shared import Screenshots, touch
 from dart import config
 from dart.coordinator.fleet.environments import EnvPool
 from dart.coordinator.fleet.replicas import RolloutPool
 from dart.coordinator.fleet.server import CoordinatorService, Server
 from dart.coordinator.fleet.sessions import Fleet
-from dart.coordinator.training.ranks import TrainerRanks
-from dart.core.types import Image, Observation
+from dart.core.types import Image
 from dart.malloc import keep_memory
-from dart.screenshots.held import Held
 from dart.screenshots.shared import SharedScreenshots
 from dart.screenshots.stored import StoredScreenshots
-from dart.store.blobs import BlobStore
 from dart.v1 import control_pb2_grpc
 from dart.v1 import session_pb2 as pb
 from dart.v1 import trajectory_pb2 as tpb
-from dart.wire.capabilities import IMAGES_APART, IMAGES_ONCE
 from dart.wire.channel import Dial
-from dart.wire.convert import image_to_proto, observation_to_proto
+from dart.wire.convert import image_to_proto
 from dart.wire.role import Command, Reply, WorkerRole
 from dart.wire.worker import WorkerOptions, serve
 
@@ -60,11 +55,9 @@ class InstantEnv(WorkerRole):
     def __init__(self, slots: int, image_bytes: int) -> None:
         self._slots = slots
         self._image = image_to_proto(Image.of(os.urandom(image_bytes), MEDIA_TYPE, WIDTH, HEIGHT))
-        self._shared: SharedScreenshots | None = None
 
     async def prepare(self, config_json: str) -> pb.Ready:
-        self._shared = _shared(config_json)
-        return pb.Ready(slots=self._slots, shares_blobs=self._shared is not None)
+        return pb.Ready(slots=self._slots)
 
     async def handle(self, command: Command) -> Reply | None:
         if isinstance(command, pb.Release):
@@ -73,52 +66,19 @@ class InstantEnv(WorkerRole):
         return pb.Observed(image=self._image, instruction=INSTRUCTION, done=last)
 
 
-class FreshEnv(InstantEnv):
-    """A new screenshot each time, with its digest; every second episode succeeds.
-
-    Like the real worker, it sends none after an episode's last action.
-    """
-
-    def __init__(self, slots: int, image_bytes: int) -> None:
-        super().__init__(slots, image_bytes)
-        self._screenshots = Screenshots(image_bytes)
-        self._episodes = 0
-
-    async def handle(self, command: Command) -> Reply | None:
-        if isinstance(command, pb.Release):
-            return pb.Released()
-        if isinstance(command, pb.Act) and command.last:
-            self._episodes += 1
-            return pb.Observed(done=True, reward=float(self._episodes % 2))
-        image = Image.of(self._screenshots.next(), MEDIA_TYPE, WIDTH, HEIGHT)
-        if self._shared is not None:
-            image = await asyncio.to_thread(self._shared.put, image)
-        return observation_to_proto(Observation(image, INSTRUCTION), 0.0)
-
-
 class InstantPolicy(WorkerRole):
-    """Answers with the same tokens at once. `image_cache_entries`: how many screenshots it claims to cache; it caches
-    none, but reads each one that comes as a digest only."""
+    """Answers with the same tokens at once. It claims to cache screenshots, and caches none."""
 
     role = pb.ROLE_ROLLOUT
 
-    def __init__(self, slots: int, image_cache_entries: int = IMAGE_CACHE_ENTRIES) -> None:
-        self._slots, self._image_cache_entries = slots, image_cache_entries
-        self._shared: SharedScreenshots | None = None
-        self._seen: Held[bool] = Held(image_cache_entries)
+    def __init__(self, slots: int) -> None:
+        self._slots = slots
 
     async def prepare(self, config_json: str) -> pb.Ready:
-        self._shared = _shared(config_json)
-        return pb.Ready(
-            slots=self._slots,
-            engine_ranks=1,
-            image_cache_entries=self._image_cache_entries,
-            shares_blobs=self._shared is not None,
-        )
+        shares = shared(config_json) is not None
+        return pb.Ready(slots=self._slots, engine_ranks=1, image_cache_entries=IMAGE_CACHE_ENTRIES, shares_blobs=shares)
 
     async def handle(self, command: Command) -> Reply | None:
-        if self._shared is not None and isinstance(command, pb.Generate):
-            self._read(self._shared, command)
         return pb.Generated(
             prompt_token_ids=range(PROMPT_TOKENS),
             token_ids=range(TOKENS),
@@ -128,58 +88,11 @@ class InstantPolicy(WorkerRole):
             finish_reason=pb.FINISH_REASON_STOP,
         )
 
-    def _read(self, shared: SharedScreenshots, command: pb.Generate) -> None:
-        for part in command.prompt:
-            digest = part.image.sha256
-            if not digest:
-                continue
-            if digest not in self._seen:
-                read_shared(shared, digest)
-            self._seen.note(digest, True)
 
-
-class InstantTrainer(WorkerRole):
-    """Keeps the pages of a batch until the last has arrived, like the real worker; then reads all screenshots."""
-
-    role = pb.ROLE_TRAIN
-    capabilities = (IMAGES_ONCE, IMAGES_APART)
-
-    def __init__(self) -> None:
-        self._pages: list[pb.TrainBatch] = []
-        self._shared: SharedScreenshots | None = None
-
-    async def prepare(self, config_json: str) -> pb.Ready:
-        self._shared = _shared(config_json)
-        return pb.Ready(slots=1, shares_blobs=self._shared is not None)
-
-    async def handle(self, command: Command) -> Reply | None:
-        assert isinstance(command, pb.TrainBatch)
-        self._pages.append(command)
-        if len(self._pages) < command.pages:
-            return None
-        pages, self._pages = self._pages, []
-        seen: set[bytes] = set()
-        for page in pages:
-            for sample in page.samples:
-                for image in sample.images:
-                    if image.data or self._shared is None:
-                        touch(image.data)
-                    elif image.sha256 not in seen:
-                        read_shared(self._shared, image.sha256)
-                        seen.add(image.sha256)
-        return pb.Trained(update=command.update, weight_version=command.update)
-
-
-def _shared(config_json: str) -> SharedScreenshots | None:
-    """The directory that `coordinator` shares, if any."""
+def shared(config_json: str) -> SharedScreenshots | None:
+    """The directory that the coordinator shares with its workers, if any."""
     told = json.loads(config_json)
     return SharedScreenshots.seen(config.SharedBlobs.model_validate(told)) if told else None
-
-
-def read_shared(shared: SharedScreenshots, digest: bytes) -> None:
-    """Read all of its bytes. The real workers hash them as well, however they arrived; here neither path does."""
-    if not touch(shared.get(digest)):
-        raise RuntimeError(f"screenshot {digest.hex()} is not where it was stored")
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +101,6 @@ class Coordinator:
 
     envs: EnvPool
     policy: RolloutPool
-    ranks: TrainerRanks
 
 
 def settings(**sections: dict[str, Any]) -> config.Config:
@@ -205,22 +117,15 @@ def settings(**sections: dict[str, Any]) -> config.Config:
 
 
 @asynccontextmanager
-async def coordinator(
-    made: config.Config, *workers: Sequence[str], blobs: BlobStore | None = None
-) -> AsyncIterator[Coordinator]:
-    """A listening coordinator, with these workers (arguments of `python -m benchmarks.instant`) ready.
-
-    `blobs`: a store in a directory that the workers share.
-    """
-    fleet, stored = Fleet(60.0), StoredScreenshots(blobs)
-    share = stored.share()
-    told = share.model_dump_json() if share else "{}"
-    parts = Coordinator(EnvPool(fleet), RolloutPool(fleet, stored), TrainerRanks(fleet, 1, stored))
+async def coordinator(made: config.Config, *workers: Sequence[str]) -> AsyncIterator[Coordinator]:
+    """A listening coordinator, with these workers (arguments of `python -m benchmarks.instant`) ready."""
+    fleet = Fleet(60.0)
+    parts = Coordinator(EnvPool(fleet), RolloutPool(fleet, StoredScreenshots(None)))
     ready = asyncio.Event()
     fleet.on_ready.append(lambda _: ready.set() if len(fleet.workers) == len(workers) else None)
     server = Server(made.server)
     await server.start(
-        CoordinatorService(fleet, made.server, "bench", lambda hello: told), control_pb2_grpc.ControlServiceServicer()
+        CoordinatorService(fleet, made.server, "bench", lambda hello: "{}"), control_pb2_grpc.ControlServiceServicer()
     )
     started = [
         await asyncio.create_subprocess_exec(
@@ -245,22 +150,13 @@ async def coordinator(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("role", choices=["env", "fresh-env", "rollout", "train"])
+    parser.add_argument("role", choices=["env", "rollout"])
     parser.add_argument("--address", required=True)
     parser.add_argument("--slots", type=int, default=1)
     parser.add_argument("--image-bytes", type=int, default=64)
-    parser.add_argument("--image-cache-entries", type=int, default=IMAGE_CACHE_ENTRIES)
     given = parser.parse_args()
-    role: WorkerRole
-    match given.role:
-        case "env":
-            role = InstantEnv(given.slots, given.image_bytes)
-        case "fresh-env":
-            role = FreshEnv(given.slots, given.image_bytes)
-        case "rollout":
-            role = InstantPolicy(given.slots, given.image_cache_entries)
-        case _:
-            role = InstantTrainer()
+    env = given.role == "env"
+    role: WorkerRole = InstantEnv(given.slots, given.image_bytes) if env else InstantPolicy(given.slots)
     keep_memory()
     uvloop.run(_serve(role, given.address, given.role))
 

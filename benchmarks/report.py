@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.efficiency import LADDER, file_name
-from benchmarks.learning import miniwob_pages
 from benchmarks.simulation import full_hd
 from benchmarks.simulation.full_hd import pages as full_hd_pages
 from benchmarks.trials import pages
@@ -27,8 +26,6 @@ PAGES = (
     ROOT / "README.md",
     ROOT / "docs" / "efficiency.md",
     ROOT / "docs" / "learning.md",
-    ROOT / "docs" / "worlds.md",
-    ROOT / "docs" / "miniwob.md",
     ROOT / "docs" / "robustness.md",
 )
 PAPER = {  # DART, arXiv 2509.23866: coupled, decoupled
@@ -142,69 +139,13 @@ def targets() -> str | None:
              f"{found['step_delay_ms']['p99']:.0f} ms (p50 {found['step_delay_ms']['p50']:.1f} ms)"],
         ]  # fmt: skip
     if found := results("weight_sync"):
-        rolling = [row for row in found["sync"] if row["schedule"] == "rolling"]
-        pauses = [row["over_link"]["pause_without_waiting"] for row in rolling]
-        others = [row["others_throughput"] for row in rolling]
-        rows += [
-            ["a replica's pause for new weights, beside the wait for its requests, over sending them plainly", "≤ 1.3",
-             f"{min(pauses):.1f} to {max(pauses):.1f} (12.8 MB to 1 GB)"],
-            ["the other replicas' throughput meanwhile", "≥ 98%", f"{min(others):.1%} to {max(others):.1%}"],
-        ]  # fmt: skip
+        over = [row["over_link"] for row in found]
+        sizes = " to ".join(f"{row['bytes'] / 1e6:,.1f} MB" for row in (found[0], found[-1]))
+        rows.append(
+            ["receiving and loading new weights, over sending as many bytes plainly", "≤ 1.3",
+             f"{min(over):.1f} to {max(over):.1f} ({sizes})"]
+        )  # fmt: skip
     return table(("what", "target", "measured"), rows) if rows else None
-
-
-def window() -> str | None:
-    """What a window of screenshots costs, by stride."""
-    if (found := results("window")) is None:
-        return None
-    head = (
-        "`history_stride`", "screenshots shown", "tokens of prompts and answers", "computed by the trainer",
-        "screenshots encoded", "in the replica's prefix cache",
-    )  # fmt: skip
-    rows = [
-        (
-            str(one["stride"]),
-            " to ".join(dict.fromkeys(map(str, one["shown"]))),
-            f"{one['prompts_and_answers']:,}",
-            f"{one['computed']:,}",
-            str(one["encodings"]),
-            f"{one['cached']:.0%}",
-        )
-        for one in found["windows"]
-    ]
-    return table(head, rows)
-
-
-def worlds() -> str | None:
-    """What one env worker does with worlds, and what their environments cost."""
-    if (found := results("worlds")) is None:
-        return None
-    rows = [
-        [row["world"], str(row["environments"]),
-         *(f"{row[name]:,.1f}" for name in ("starts_per_second", "steps_per_second", "processor_ms_per_start",
-                                            "processor_ms_per_step")),
-         f"{row['mb_per_environment']:,.0f}"]
-        for row in found
-    ]  # fmt: skip
-    head = ("world", "environments", "episodes begun per second", "steps per second", "processor ms per beginning",
-            "per step", "MB each")  # fmt: skip
-    return table(head, rows)
-
-
-def _miniwob(rows: Callable[[miniwob_pages.Results], miniwob_pages.Table]) -> str | None:
-    """What MiniWoB's tasks are like (docs/miniwob.md)."""
-    found = miniwob_pages.read()
-    return None if found is None else table(*rows(found))
-
-
-def desktops() -> str | None:
-    """What desktops cost, alone and many at once."""
-    if (found := results("desktops")) is None:
-        return None
-    names = ("desktops", "episodes_per_minute", "reset_seconds_median", "step_seconds_median", "steps_per_second",
-             "mb_per_desktop")  # fmt: skip
-    head = ("desktops at once", "episodes a minute", "s per reset", "s per step", "steps per second", "MB per desktop")
-    return table(head, [[f"{row[name]:g}" for name in names] for row in found])
 
 
 def _written(name: str) -> Any:
@@ -282,10 +223,6 @@ TABLES: dict[str, Callable[[], str | None]] = {
     "same_gpus": same_gpus,
     "real": real,
     "targets": targets,
-    "window": window,
-    "worlds": worlds,
-    "desktops": desktops,
-    **{f"miniwob_{name}": partial(_miniwob, rows) for name, rows in miniwob_pages.TABLES.items()},
     "storm": storm,
     "soak": soak,
     "faults": faults,

@@ -1,30 +1,27 @@
-"""What sharing prefixes and sorting by length is worth to the trainer: `python -m benchmarks.trainer [RUN]`.
+"""What sharing prefixes and sorting by length is worth to the trainer: `python -m benchmarks.trainer`.
 
 The same model and the same update, made twice: *plain*, with a row for every step, and micro-batches cut in order of
 arrival and padded to their longest row; and *packed*, as in `dart.workers.train.batch`: steps whose prompts begin alike
 share a row, a prefix tree, and rows of similar length share a micro-batch. Both run in one process, alternating.
 
-With a finished RUN: on batches of it (its real prompts, screenshots and responses), the same for both. Tokens are the
-samples' own, so a token that is computed once for eight samples counts eight times. Writes results/trainer.json.
-
-Without one: on made-up episodes as on a desktop, 30 steps with five screenshots of 960 x 544 pixels in the prompt.
-*plain* has a sliding window (`agent.history_stride: 1`), and here it also encodes a screenshot for each step that shows
-it; *packed* has that window and, as *strided*, one that drops three screenshots at once (3), whose steps are chains
-without a mask. Seconds of an update are compared in pairs. The weights are those of the built-in tiny policy, and the
-tower trains. Writes results/trainer_desktop.json.
+On made-up episodes as on a desktop, 30 steps with five screenshots of 960 x 544 pixels in the prompt. *plain* has a
+sliding window (`agent.history_stride: 1`), and here it also encodes a screenshot for each step that shows it; *packed*
+has that window and, as *strided*, one that drops three screenshots at once (3), whose steps are chains without a mask.
+Seconds of an update are compared in pairs. The weights are those of the built-in tiny policy, and the tower trains.
+Writes results/trainer_desktop.json.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import io
 import json
 import random
-import statistics
-from collections.abc import Iterable, Iterator, Sequence
+import zlib
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -34,53 +31,98 @@ import torch
 from PIL import ImageDraw
 
 from benchmarks.results import write
-from benchmarks.simulation import window
 from benchmarks.trials.inference import estimate
 from dart import config
+from dart.agent.prompt import Conversation, Turn
 from dart.config import TrainWorkerConfig
-from dart.core.curation.batches import ReleasedGroup, samples_of
-from dart.core.types import Image, Sample
-from dart.store.database import Database, sqlite_url
-from dart.store.records import GroupState
+from dart.core.types import Generation, Image, Markup, Prompt, Sample, Text, Tokens, VersionSpan
 from dart.v1 import session_pb2 as pb
 from dart.wire.convert import sample_to_proto
 from dart.workers.train import batch as batches
 from dart.workers.train.screenshots import Processed
 from dart.workers.train.trainer import Trainer
 
-RESULT = Path(__file__).parent / "results" / "trainer.json"
-DESKTOP = RESULT.with_name("trainer_desktop.json")
+RESULT = Path(__file__).parent / "results" / "trainer_desktop.json"
 METRICS = ("loss", "gradient_norm", "padding_share", "rows", "microbatches", "computed_tokens", "update_seconds")
 MODEL = "builtin:tiny-qwen3vl"
 WIDTH, HEIGHT, SQUARE = 960, 544, 32
 """Pixels of a made-up screenshot; a token of it stands for a square of 32 x 32."""
+STEPS, CHARACTERS = 30, 4
+"""Of an episode; of a token of text."""
 STRIDES = {"plain": 1, "packed": 1, "strided": 3}
+
+
+@dataclass(frozen=True, slots=True)
+class Coded:
+    """How text and screenshots become tokens: ids of text from `first` to `end`, `screen` placeholders a screenshot,
+    `answer` tokens an answer."""
+
+    image_token_id: int
+    screen: int
+    answer: int
+    first: int
+    end: int
+
+    def text(self, pieces: Iterable[str]) -> list[int]:
+        """Made-up ids, the same for the same piece of text."""
+        return [self.first + zlib.crc32(piece.encode()) % (self.end - self.first) for piece in pieces]
+
+    def prompt(self, prompt: Prompt) -> list[int]:
+        ids: list[int] = []
+        for part in prompt.parts:
+            match part:
+                case Tokens(sampled):
+                    ids += sampled
+                case Image():
+                    ids += [self.image_token_id] * self.screen
+                case Markup(text) | Text(text):
+                    ids += self.text(text[start : start + CHARACTERS] for start in range(0, len(text), CHARACTERS))
+        return ids
+
+
+def episode(
+    agent: config.Agent,
+    name: str,
+    coded: Coded,
+    screenshot: Callable[[str], Image],
+    steps: int = STEPS,
+) -> list[Sample]:
+    """The samples of an episode in which every screenshot differs."""
+    conversation = Conversation(agent, "Change the title of the first slide to 'Results', and save the presentation.")
+    samples = []
+    for step in range(steps):
+        screen = screenshot(f"{name}/{step}")
+        prompt = conversation.prompt(screen)
+        answer = array("I", coded.text(f"{name}/{step}/{token}" for token in range(coded.answer)))
+        spans = (VersionSpan(0, 0, coded.answer),)
+        tokens, logprobs = array("I", coded.prompt(prompt)), array("f", [-1.0] * coded.answer)
+        generation = Generation(tokens, answer, logprobs, spans, "")
+        samples.append(Sample(name, "g", step, prompt.images, generation, 1.0))
+        conversation.add(Turn(screen, answer))
+    return samples
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path, nargs="?", help="run directory of a training run [default: made-up episodes]")
-    parser.add_argument(
-        "--batches", type=int, default=6, help="each of an update's trajectories or more; the first is not counted"
-    )
-    options = parser.parse_args()
-    if options.run is None:
-        desktop(options.batches)
-    else:
-        of_run(options.run, options.batches)
+    parser.add_argument("--batches", type=int, default=6, help="of an episode each; the first is not counted")
+    compare(parser.parse_args().batches)
 
 
-def desktop(count: int) -> None:
+def compare(count: int) -> None:
     """Compare updates on one made-up episode each."""
-    trainers = {way: Trainer(_told(config.Model(path=MODEL), config.Trainer())) for way in STRIDES}
+    told = TrainWorkerConfig(
+        model=config.Model(path=MODEL), trainer=config.Trainer(), sync=config.Sync(), temperature=1.0, seed=0,
+        total_updates=None,
+    )  # fmt: skip
+    trainers = {way: Trainer(told) for way in STRIDES}
     layout = trainers["plain"].layout
-    coded = window.Coded(layout.image_token_id, (WIDTH // SQUARE) * (HEIGHT // SQUARE), 20, 8, layout.vocab_size)
+    coded = Coded(layout.image_token_id, (WIDTH // SQUARE) * (HEIGHT // SQUARE), 20, 8, layout.vocab_size)
     rows: list[dict[str, dict[str, float]]] = []
     for number in range(count):
         row = {}
         for way, trainer in trainers.items():
             agent = config.Agent(history_stride=STRIDES[way])
-            steps = window.episode(agent, f"episode {number}", coded=coded, screenshot=_screenshot)
+            steps = episode(agent, f"episode {number}", coded, _screenshot)
             samples = [sample_to_proto(replace(step, advantage=(-1.0) ** index)) for index, step in enumerate(steps)]
             tokens = sum(len(sample.prompt_token_ids) + len(sample.token_ids) for sample in samples)
             totals = len(samples), sum(len(sample.token_ids) for sample in samples)
@@ -95,8 +137,8 @@ def desktop(count: int) -> None:
         for way in ("packed", "strided")
     }
     what, versions = "real: the trainer; made up: episodes and screenshots", {"torch": str(torch.__version__)}
-    write(DESKTOP, "trainer_desktop", what, results | {"batches": rows}, versions=versions)
-    print(json.dumps(results), DESKTOP)
+    write(RESULT, "trainer_desktop", what, results | {"batches": rows}, versions=versions)
+    print(json.dumps(results), RESULT)
 
 
 def _screenshot(name: str) -> Image:
@@ -110,72 +152,6 @@ def _screenshot(name: str) -> Image:
     written = io.BytesIO()
     picture.save(written, "PNG")
     return Image.of(written.getvalue(), "image/png", WIDTH, HEIGHT)
-
-
-def _told(
-    model: config.Model, trainer: config.Trainer, sync: config.Sync | None = None, temperature: float = 1.0
-) -> TrainWorkerConfig:
-    return TrainWorkerConfig(
-        model=model, trainer=trainer, sync=sync or config.Sync(), temperature=temperature, seed=0, total_updates=None
-    )
-
-
-def of_run(run: Path, count: int) -> None:
-    """Compare updates on batches of the run. Raises SystemExit if it has too few trajectories."""
-    settings = config.load(run / "config.yaml")
-    size = settings.trainer.trajectories_per_update
-    work = asyncio.run(_batches(run, count, size))
-    if not work:
-        raise SystemExit(f"error: {run} has trained on fewer than {size} trajectories: give it more updates")
-    told = _told(settings.model, settings.trainer, settings.sync, settings.rollout.temperature)
-    plain, packed = Trainer(told), Trainer(told)
-    rows: list[dict[str, Any]] = []
-    for samples in work:
-        totals = len(samples), sum(len(sample.token_ids) for sample in samples)
-        tokens = sum(len(sample.prompt_token_ids) + len(sample.token_ids) for sample in samples)
-        row: dict[str, Any] = {"samples": totals[0], "tokens": tokens}
-        with _plain_rows(settings.trainer.microbatch_tokens):
-            row["plain"] = _timed(plain, samples, totals, tokens)
-        row["packed"] = _timed(packed, samples, totals, tokens)
-        _same_weights(packed, plain)
-        rows.append(row)
-        print(json.dumps(row), flush=True)
-    counted = rows[1:] or rows
-    ratio = statistics.median(row["packed"]["tokens_per_second"] / row["plain"]["tokens_per_second"] for row in counted)
-    results = {
-        "packed_over_plain_tokens_per_second": ratio,
-        "padding_share": {way: max(row[way]["padding_share"] for row in counted) for way in ("plain", "packed")},
-        "largest_difference": {
-            name: max(abs(row["packed"][name] - row["plain"][name]) for row in counted)
-            for name in ("loss", "gradient_norm")
-        },
-        "batches": rows,
-    }
-    what, versions = "real: the trainer on batches of a real run", {"torch": str(torch.__version__)}
-    write(RESULT, "trainer", what, results, versions=versions)
-    print(f"packed / plain {ratio:.2f} in tokens per second; {RESULT}")
-
-
-async def _batches(run: Path, count: int, size: int) -> list[list[pb.Sample]]:
-    """The run's first groups that were trained on, in batches of at least `size` trajectories."""
-    made: list[list[pb.Sample]] = [[]]
-    async with await Database.open(sqlite_url(run / "run.db"), run / "blobs", create=False) as database:
-        trajectories = 0
-        for group in await database.unfinished_groups((GroupState.CONSUMED,)):
-            for stored in group.trajectories:
-                whole = await database.trajectory(stored.trajectory.id, with_images=True)
-                if whole is None or not stored.advantages:
-                    continue
-                one = whole.trajectory
-                released = ReleasedGroup(group.id, (one,), (stored.advantages,))
-                made[-1] += [sample_to_proto(sample) for sample in samples_of([released])]
-                trajectories += 1
-            if trajectories >= size:
-                if len(made) == count:
-                    return made
-                made.append([])
-                trajectories = 0
-    return made[:-1]
 
 
 @contextmanager
@@ -223,12 +199,6 @@ def _by_themselves(token_limit: int) -> Iterator[None]:
 def _timed(trainer: Trainer, samples: list[pb.Sample], totals: tuple[int, int], tokens: int) -> dict[str, float]:
     metrics = trainer.update(samples, *totals)
     return {name: metrics[name] for name in METRICS} | {"tokens_per_second": tokens / metrics["update_seconds"]}
-
-
-def _same_weights(source: Trainer, target: Trainer) -> None:
-    """Copy the weights, so that both begin each batch at the same point: small differences would grow."""
-    target.model.load_state_dict(source.model.state_dict())
-    target.optimizer.load_state_dict(source.optimizer.state_dict())
 
 
 if __name__ == "__main__":

@@ -20,23 +20,17 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu import passes, pieces, update
+from benchmarks.gpu import passes, update
 from benchmarks.gpu.bench import Bench, Result
 from benchmarks.gpu.record import RESULTS, file_of, record
 from benchmarks.gpu.subject import full, tiny
 from dart.errors import first_line
 
 MEASUREMENTS: dict[str, Callable[[Bench], Result]] = {
-    "matmul": pieces.matmul,
+    "matmul": passes.matmul,
     "update": update.update,
     "one_row": passes.one_row,
     "trainer_memory": passes.trainer_memory,
-    "attention": passes.attention,
-    "rows": passes.rows,
-    "fully_shard": pieces.sharded,
-    "optimiser": pieces.optimiser,
-    "copies": pieces.copies,
-    "head_chunks": passes.head_chunks,
 }
 """In this order: what matters most comes first, and the peak before what is compared with it."""
 

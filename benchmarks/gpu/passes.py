@@ -1,20 +1,35 @@
-"""Measurements of forward and backward passes: memory, time, attention's kernel, rows, head."""
+"""Measurements of forward and backward passes, their memory and time, and of the peak that these are compared with."""
 
 from __future__ import annotations
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.gpu import subject as subjects
 from benchmarks.gpu.bench import Bench, Result
 from benchmarks.gpu.subject import Subject
 from dart.core.capacity import memory, work
-from dart.errors import first_line
+from dart.core.capacity.work import peak_of
 
 
 def _subject(bench: Bench, layers: int, blocks: int) -> Subject:
     bench.clear()
     return subjects.build(bench.scale, layers, blocks, bench.device, fuse=bench.fused)
+
+
+def matmul(bench: Bench) -> Result:
+    """Operations per second of one large product: the peak that every utilisation here is of. Float32 as well, in which
+    the head runs (with PyTorch's default precision, which uses no TF32)."""
+    result: Result = {}
+    size = bench.scale.matrix
+    for name, dtype in (("bfloat16", torch.bfloat16), ("float32", torch.float32)):
+        left, right = (torch.randn(size, size, device=bench.device, dtype=dtype) for _ in range(2))
+        rate = 2 * size**3 / bench.seconds(lambda left=left, right=right: left @ right)  # type: ignore[misc]
+        result[f"{name}_operations_per_second"] = rate
+        if dtype == torch.bfloat16:
+            bench.peak = rate
+    if bench.on_gpu and (listed := peak_of(torch.cuda.get_device_name(bench.device))) and bench.peak:
+        result["share_of_data_sheet"] = round(bench.peak / listed, 4)
+    return result
 
 
 def trainer_memory(bench: Bench) -> Result:
@@ -96,86 +111,4 @@ def one_row(bench: Bench) -> Result:
         of_layer = (taken[many, frozen] - taken[few, frozen]) / (many - few)
         name = f"whole_model_seconds_{'frozen' if frozen else 'trained'}_tower"
         result[name] = taken[few, frozen] + of_layer * (scale.full_layers - few)
-    return result
-
-
-def attention(bench: Bench) -> Result:
-    """Which fused attention PyTorch chooses for the trainer's rows (asserted to be a flash kernel), and how long the
-    same pass takes with the others."""
-    scale = bench.scale
-    subject = _subject(bench, scale.layers[0], scale.blocks[0])
-    batch = subjects.micro_batch(scale, subject, subjects.steps(scale), bench.device)
-
-    def once() -> None:
-        subjects.forward_backward(subject, batch)
-        subject.zero_grad(set_to_none=True)
-
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        once()
-    chosen = sorted({one.key for one in profile.key_averages() if "_scaled_dot_product" in one.key})
-    fused = [name for name in chosen if "flash" in name or "cudnn" in name]
-    if not fused or any("math" in name for name in chosen):
-        raise AssertionError(f"attention is not fused: PyTorch chose {', '.join(chosen) or 'nothing'}")
-    seconds, without = {"default": bench.seconds(once)}, {}
-    for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH):
-        try:
-            with sdpa_kernel(backend):
-                seconds[backend.name.lower()] = bench.seconds(once)
-        except (torch.OutOfMemoryError, RuntimeError) as error:
-            # Gigabytes of scores, or a kernel that this build or card does not have.
-            subject.zero_grad(set_to_none=True)
-            without[backend.name.lower()] = first_line(error)
-    gain = {name: round(value / seconds["default"], 3) for name, value in seconds.items()}
-    return {"chosen": chosen, "seconds": seconds, "over_default": gain, "not_possible": without}
-
-
-def rows(bench: Bench) -> Result:
-    """Three steps that continue one another: as one row, and as three rows of their own, one after the other."""
-    scale = bench.scale
-    subject = _subject(bench, scale.layers[0], scale.blocks[0])
-    samples = subjects.steps(scale, 3)
-    chain = subjects.micro_batch(scale, subject, samples, bench.device)
-    alone = [subjects.micro_batch(scale, subject, [one], bench.device, joined=False) for one in samples]
-
-    def joined() -> None:
-        subjects.forward_backward(subject, chain)
-        subject.zero_grad(set_to_none=True)
-
-    def separate() -> None:
-        for batch in alone:
-            subjects.forward_backward(subject, batch)
-        subject.zero_grad(set_to_none=True)
-
-    one, three = bench.seconds(joined), bench.seconds(separate)
-    return {
-        "chain": {"tokens": chain.padded_tokens, "seconds": one, "peak_bytes": bench.peak_bytes(joined)},
-        "separate": {
-            "tokens": sum(batch.padded_tokens for batch in alone),
-            "seconds": three,
-            "peak_bytes": bench.peak_bytes(separate),
-        },
-        "separate_over_chain": round(three / one, 3),
-    }
-
-
-def head_chunks(bench: Bench) -> Result:
-    """The head forward and backward, by the number of logits that it holds at once."""
-    scale = bench.scale
-    subject = _subject(bench, 1, 1)
-    text = scale.document["text_config"]
-    hidden = torch.randn(scale.head_tokens, text["hidden_size"], device=bench.device, requires_grad=True)
-    tokens = torch.full((scale.head_tokens,), 8, device=bench.device)
-    result: Result = {}
-    logits = scale.head_tokens * int(text["vocab_size"])
-    for parts in (64, 16, 4, 1):
-        elements = -(-logits // parts)
-
-        def once(elements: int = elements) -> None:
-            with subjects.head_elements(elements):
-                subjects.head(subject, hidden, tokens).sum().backward()
-            hidden.grad = None
-            subject.zero_grad(set_to_none=True)
-
-        seconds = bench.seconds(once)
-        result[f"{elements} logits"] = {"seconds": seconds, "peak_bytes": bench.peak_bytes(once)}
     return result

@@ -8,11 +8,9 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
-from unittest.mock import patch
 
 import torch
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedModel
@@ -45,11 +43,7 @@ class Scale:
     screenshots: int
     full_layers: int
     full_blocks: int
-    head_tokens: int
     matrix: int
-    copied_bytes: int
-    optimised: int
-    """Weights of the optimiser's step."""
     episodes: int
     """Of an update."""
 
@@ -59,8 +53,8 @@ def full() -> Scale:
     document = cast("dict[str, Any]", copy.deepcopy(UI_TARS_7B))
     return Scale(
         document=document, layers=(4, 8), blocks=(16, 32), grid=(1, 78, 138), screen=(1920, 1080),
-        system=1000, answer=130, screenshots=5, full_layers=28, full_blocks=32, head_tokens=4096, matrix=8192,
-        copied_bytes=16_584_333_312, optimised=1_000_000_000, episodes=4,
+        system=1000, answer=130, screenshots=5, full_layers=28, full_blocks=32, matrix=8192,
+        episodes=4,
     )  # fmt: skip
 
 
@@ -69,8 +63,7 @@ def tiny() -> Scale:
     document = json.loads((BUILTIN_MODELS / "tiny-qwen3vl" / "config.json").read_text(encoding="utf-8"))
     return Scale(
         document=document, layers=(1, 2), blocks=(2, 3), grid=(1, 4, 4), screen=(64, 64),
-        system=10, answer=4, screenshots=3, full_layers=4, full_blocks=4, head_tokens=64, matrix=64,
-        copied_bytes=1 << 16, optimised=10_000, episodes=2,
+        system=10, answer=4, screenshots=3, full_layers=4, full_blocks=4, matrix=64, episodes=2,
     )  # fmt: skip
 
 
@@ -103,7 +96,7 @@ class Subject(torch.nn.Module):  # type: ignore[misc]
 
     def forward(self, batch: batches.MicroBatch) -> torch.Tensor:
         logprobs, _ = self.policy(batch)
-        return logprobs.clone()  # FSDP2 warns of a view
+        return logprobs
 
 
 def build(
@@ -153,10 +146,8 @@ def _sample(index: int, prompt: tuple[int, ...], answer: Sequence[int], images: 
     return Sample("one", "group", index, images, generation, 1.0)
 
 
-def micro_batch(
-    scale: Scale, subject: Subject, samples: Sequence[Sample], device: torch.device, *, joined: bool = True
-) -> batches.MicroBatch:
-    """On the device. `joined`: steps that continue one another in one row, as the trainer puts them."""
+def micro_batch(scale: Scale, subject: Subject, samples: Sequence[Sample], device: torch.device) -> batches.MicroBatch:
+    """On the device."""
     layout = batches.Layout(
         vocab_size=int(scale.document["text_config"]["vocab_size"]),
         image_token_id=_image_token(scale),
@@ -164,10 +155,7 @@ def micro_batch(
         banned=(),
         pairs_per_token=train_model.pairs_per_token(subject.model),
     )
-    if joined:
-        rows = batches.make_rows(samples, 1 << 20, layout)
-    else:
-        rows = [batches.Row.of([batches.Keyed.of(sample, {}, layout)]) for sample in samples]
+    rows = batches.make_rows(samples, 1 << 20, layout)
     values = 3 * 2 * int(scale.document["vision_config"]["patch_size"]) ** 2
     count = scale.grid[1] * scale.grid[2]
     digests = {image.sha256 for sample in samples for image in sample.images}
@@ -175,22 +163,8 @@ def micro_batch(
     return batches.collate(rows, images, layout).to(device)
 
 
-def forward_backward(subject: torch.nn.Module, batch: batches.MicroBatch, *, mixed: bool = True) -> None:
+def forward_backward(subject: torch.nn.Module, batch: batches.MicroBatch) -> None:
     """One pass with gradients: the ratio to itself times the advantage, as in the first minibatch of an update."""
-    with torch.autocast(batch.input_ids.device.type, torch.bfloat16, enabled=mixed):
+    with torch.autocast(batch.input_ids.device.type, torch.bfloat16):
         new = subject(batch)
     (-((new - new.detach()).exp() * batch.advantages).mean()).backward()
-
-
-def head(subject: Subject, hidden: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """The trainer's head over hidden states [T, H]: log-probabilities [T]."""
-    banned = torch.empty(0, dtype=torch.int64, device=hidden.device)
-    logprobs, _ = policy.head(subject.model.lm_head, hidden, tokens, 1.0, banned, False)
-    return logprobs
-
-
-@contextmanager
-def head_elements(number: int) -> Iterator[None]:
-    """The most logits held at once."""
-    with patch.object(policy, "HEAD_ELEMENTS", number):
-        yield

@@ -17,13 +17,11 @@ results/learning/controls.json.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
 from dataclasses import asdict
 from statistics import fmean
 
-from rich.table import Table
-
-from benchmarks.trials import base, command, findings, showing, sweep
+from benchmarks.trials import base, command, findings, pages, showing, sweep
 from benchmarks.trials.findings import Finding, Runs
 from benchmarks.trials.protocol import FOLDER, Protocol, load
 from benchmarks.trials.sweep import Patience, Plan
@@ -65,22 +63,18 @@ def report(arms: Plan, controls: Plan, protocol: Protocol) -> None:
         raise UserError("nothing is finished yet: leave --report out")
     names = (*protocol.controls, NONE, WITHOUT_POOL, FULL)
     runs = {arm: runs[arm] for arm in names if arm in runs}
-    rows, compared, notes = findings.arm_rows(runs, protocol), comparisons(runs, protocol), findings.notes(runs)
     missing = [*sweep.missing(controls), *((arm, seed) for arm, seed in sweep.missing(arms) if arm in names)]
-    show_temperatures(at)
-    showing.show_arms(rows, "the controls, and the ablation's arms")
-    showing.show_findings(compared)
-    showing.say_if_incomplete(missing, len(names) * len(controls.seeds))
-    showing.show_notes(notes)
     results = {
         "complete": not missing and len(at) == len(TEMPERATURES),
         "missing": [f"{arm}-{seed}" for arm, seed in missing],
-        "notes": notes,
+        "notes": findings.notes(runs),
         "temperatures": {f"{temperature:g}": levels for temperature, levels in at.items()},
         "base": None,
-        "arms": [asdict(row) for row in rows],
-        "comparisons": [asdict(one) for one in compared],
+        "arms": [asdict(row) for row in findings.arm_rows(runs, protocol)],
+        "comparisons": [asdict(one) for one in comparisons(runs, protocol)],
     }
+    for table in (pages.temperatures, pages.arms, pages.comparisons):
+        showing.show(table(json.loads(json.dumps(results))))
     print(sweep.write("learning/controls", controls.config, {**controls.marks, **results}))
 
 
@@ -107,14 +101,6 @@ def comparisons(runs: Runs, protocol: Protocol) -> list[Finding]:
         for reference, arms in against.items()
         for one in findings.findings(runs, protocol.model_copy(update={"reference": reference}), arms)
     ]
-
-
-def show_temperatures(at: Mapping[float, Mapping[str, float]]) -> None:
-    levels = list(dict.fromkeys(level for found in at.values() for level in found))
-    table = Table("base policy at temperature", *levels, title="held-out success without any training")
-    for temperature, found in at.items():
-        table.add_row(f"{temperature:g}", *(f"{found[level]:.1%}" for level in levels))
-    showing.console().print(table)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from pydantic import Field, model_validator
 
-from benchmarks.trials import showing
+from benchmarks.trials import pages
 from benchmarks.trials.command import Experiment, main
 from benchmarks.trials.findings import Runs
 from benchmarks.trials.inference import estimate
@@ -206,32 +206,6 @@ def _each(
     }
 
 
-def show(found: Mapping[str, JSON]) -> None:
-    from rich.table import Table
-
-    seconds, ratios = found["seconds"], found["ratios"]
-    assert isinstance(seconds, Mapping) and isinstance(ratios, list)
-    table = Table("target", "arm", "seconds of training, by seed")
-    for target, arms in seconds.items():
-        assert isinstance(arms, Mapping)
-        for arm, of in arms.items():
-            assert isinstance(of, Mapping)
-            said = ["never" if time is None else f"{time:.0f}" for time in of.values()]
-            table.add_row(target, arm, ", ".join(said))
-    showing.console().print(table)
-    for one in ratios:
-        print(said_of(Ratio(**one)))
-
-
-def said_of(one: Ratio) -> str:
-    about = f"{one.target}: {one.slower} over {one.faster}"
-    if one.ratio is None:
-        return f"{about}: a run of {one.faster} never got there, so no ratio"
-    least = "at least " if one.at_least else ""
-    interval = "" if one.low is None or one.high is None else f" ({one.low:.1f} to {one.high:.1f})"
-    return f"{about}: {least}{one.ratio:.1f} times the time{interval}, {one.seeds} seeds"
-
-
 def by_minutes(point: Point) -> float:
     return point.seconds / 60
 
@@ -243,7 +217,7 @@ EXPERIMENT = Experiment(
     by_minutes,
     "minutes of training",
     measure=times,
-    show=show,
+    tables=(pages.times, pages.arms),
     over=has_arrived,
 )
 

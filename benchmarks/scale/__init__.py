@@ -9,7 +9,7 @@ which the coordinator looks up when it stores a trajectory. Simulated: environme
 screenshots, replicas sleep and answer with fixed tokens, a batch counts as trained at once.
 
 Workers see the run's directory, so only digests of screenshots travel and their size does not matter to the
-coordinator; `benchmarks.transport` measures screenshots that go through it. Both ends share this machine's cores, so
+coordinator; `benchmarks.step_path` measures screenshots that go through it. Both ends share this machine's cores, so
 `steps_per_second` below `asked` means that the machine, not the coordinator, was full; `cores` is what the
 coordinator's process alone used, and `loop_cores` its event loop's thread, of which there is one.
 """

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.trials import findings, once
-from benchmarks.trials.findings import ArmRow
-from benchmarks.trials.inference import estimate
+from benchmarks.trials.inference import Estimate, estimate
 from benchmarks.trials.protocol import Protocol, as_options
 from benchmarks.trials.sweep import Plan
 from dart.core.evaluation.documents import ByDecoding, Decoding, Success
@@ -43,13 +42,10 @@ def has_base(plan: Plan, protocol: Protocol) -> bool:
     return all(has_held_out(plan, one) for one in temperatures(protocol).values())
 
 
-def base_row(success: ByDecoding, protocol: Protocol) -> ArmRow:
-    """The base policy as a row of the table: no runs, and success without an interval over runs."""
-    endpoints = {
-        one.name: estimate([findings.success(success, one, protocol)])
-        for one in (*protocol.primary, *protocol.secondary)
-    }
-    return ArmRow("(base policy)", 0, endpoints, *[estimate([0.0])] * 7)
+def endpoints(success: ByDecoding, protocol: Protocol) -> dict[str, Estimate]:
+    """The base policy's success by endpoint, without an interval over runs."""
+    every = (*protocol.primary, *protocol.secondary)
+    return {one.name: estimate([findings.success(success, one, protocol)]) for one in every}
 
 
 def check_gates(plan: Plan, protocol: Protocol) -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Generic
 
-from benchmarks.trials import findings, once, showing, sweep
-from benchmarks.trials.base import base_row, base_success, check_gates, has_base
+from benchmarks.trials import findings, once, pages, showing, sweep
+from benchmarks.trials.base import base_success, check_gates, endpoints, has_base
 from benchmarks.trials.findings import Runs
 from benchmarks.trials.protocol import FOLDER, P, Protocol, check_committed, load, marks
 from benchmarks.trials.records import Point, Progress
@@ -30,13 +31,9 @@ def nothing(runs: Runs, protocol: Protocol) -> dict[str, JSON]:
     return {}
 
 
-def silent(found: Mapping[str, JSON]) -> None:
-    pass
-
-
 @dataclass(frozen=True, slots=True)
 class Experiment(Generic[P]):
-    """`by`, `label`: the axis that learning curves are drawn over. `measure`: further results, which `show` prints.
+    """`by`, `label`: the axis that learning curves are drawn over. `measure`: further results; `tables`: of all of it.
 
     `path`: the protocol, unless --protocol names another.
     """
@@ -47,7 +44,7 @@ class Experiment(Generic[P]):
     by: Callable[[Point], float] = env_steps
     label: str = "environment steps"
     measure: Callable[[Runs, P], Mapping[str, JSON]] = nothing
-    show: Callable[[Mapping[str, JSON]], None] = silent
+    tables: Sequence[Callable[[pages.Results], pages.Table]] = (pages.arms, pages.comparisons)
     over: Callable[[Progress, P], bool] | None = None
     """Whether a run has what is wanted of it, and need not go on."""
 
@@ -176,19 +173,14 @@ def report(experiment: Experiment[P], plan: Plan, protocol: P) -> None:
     runs, missing = sweep.finished(plan), sweep.missing(plan)
     if not runs:
         raise UserError("no run is finished yet: leave --report out")
-    base = [base_row(base_success(plan, protocol), protocol)] if has_base(plan, protocol) else []
-    showing.show_arms([*base, *findings.arm_rows(runs, protocol)], protocol.name)
-    if protocol.primary:
-        showing.show_findings(findings.findings(runs, protocol))
-    more = experiment.measure(runs, protocol)
-    experiment.show(more)
-    showing.say_if_incomplete(missing, len(plan.arms) * len(plan.seeds))
-    showing.show_notes(findings.notes(runs))
+    base = endpoints(base_success(plan, protocol), protocol) if has_base(plan, protocol) else None
     results = {
         **findings.as_json(runs, protocol, missing),
-        "base": asdict(base[0])["endpoints"] if base else None,
-        **more,
+        "base": None if base is None else {name: asdict(one) for name, one in base.items()},
+        **experiment.measure(runs, protocol),
     }
+    for table in experiment.tables:
+        showing.show(table(json.loads(json.dumps(results))))
     print(sweep.write(plan.name, plan.config, {**plan.marks, **results}))
     picture = sweep.RESULTS / f"{plan.name}.png"
     print(showing.draw(picture, runs, protocol, experiment.by, experiment.label))

@@ -133,9 +133,3 @@ def _detectable_shift(n: int, alpha: float, power: float) -> float:
     while excess(above) < 0.0:
         above *= 2.0
     return float(optimize.brentq(excess, 0.0, above))
-
-
-def fisher(one: tuple[int, int], other: tuple[int, int]) -> float:
-    """Two-sided p-value of Fisher's exact test. Each setting: (runs in which it happened, runs)."""
-    table = [[happened, runs - happened] for happened, runs in (one, other)]
-    return float(stats.fisher_exact(table).pvalue)

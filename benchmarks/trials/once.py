@@ -91,6 +91,7 @@ def evaluate(plan: Plan, label: str, arguments: Sequence[str], overrides: Sequen
         _dart(label, ["eval", str(plan.config), "--quiet", *arguments, *sets], lock)
         (found,) = folder.glob("*/evaluation.json")
         document: Document = json.loads(found.read_text(encoding="utf-8"))
+        document["instances"] = []  # every single episode: nothing here is made of them
         plan.results.mkdir(parents=True, exist_ok=True)
         write_json(path, {**plan.marks, "asked": asked, "code": code, "evaluation": document}, indent=None)
         shutil.rmtree(folder)

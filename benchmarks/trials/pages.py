@@ -5,55 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NotRequired, TypedDict
+from typing import Any
 
 RESULTS = Path(__file__).parents[1] / "results" / "learning"
+Results = Mapping[str, Any]
+"""What results/learning/NAME.json has, as `findings.as_json` and the experiments make it."""
 Table = tuple[Sequence[str], list[list[str]]]
 """Head and rows."""
-
-
-class Estimate(TypedDict):
-    mean: float
-    low: float | None
-    high: float | None
-    n: int
-
-
-class Arm(TypedDict):
-    arm: str
-    runs: int
-    endpoints: Mapping[str, Estimate]
-
-
-class Comparison(TypedDict):
-    endpoint: str
-    reference: str
-    arm: str
-    difference: Estimate
-    p: float | None
-    p_holm: float | None
-
-
-class Ratio(TypedDict):
-    target: str
-    faster: str
-    slower: str
-    seeds: int
-    ratio: float | None
-    low: float | None
-    high: float | None
-    at_least: bool
-
-
-class Results(TypedDict):
-    complete: bool
-    missing: list[str]
-    arms: list[Arm]
-    comparisons: list[Comparison]
-    notes: NotRequired[list[str]]
-    seconds: NotRequired[Mapping[str, Mapping[str, Mapping[str, float | None]]]]
-    updates: NotRequired[Mapping[str, Mapping[str, Mapping[str, float | None]]]]
-    ratios: NotRequired[list[Ratio]]
 
 
 def read(name: str) -> Results | None:
@@ -86,7 +44,7 @@ def below(found: Results, reference: str, levels: str = "medium and hard") -> Ta
     return head, made + (_incomplete(found, len(head)) if made else [])
 
 
-def _below(one: Comparison) -> str:
+def _below(one: Mapping[str, Any]) -> str:
     difference = one["difference"]
     low, high = difference["low"], difference["high"]
     interval = "" if low is None or high is None else f" ({100 * low:.0f} to {100 * high:.0f})"
@@ -107,7 +65,7 @@ def times(found: Results) -> Table:
     return head, rows + _incomplete(found, len(head)) + _notes(found, len(head))
 
 
-def _ratio(one: Ratio) -> str:
+def _ratio(one: Mapping[str, Any]) -> str:
     if one["ratio"] is None:
         return f"{one['faster']}: not known, it did not always get there"
     interval = "" if one["low"] is None or one["high"] is None else f" ({one['low']:.1f} to {one['high']:.1f})"
@@ -124,7 +82,7 @@ def _notes(found: Results, width: int) -> list[list[str]]:
     return [[f"note: {one}", *[""] * (width - 1)] for one in found.get("notes", [])]
 
 
-def percent(found: Estimate | None) -> str:
+def percent(found: Mapping[str, Any] | None) -> str:
     if found is None:
         return ""
     if found["low"] is None or found["high"] is None:
@@ -132,7 +90,7 @@ def percent(found: Estimate | None) -> str:
     return f"{found['mean']:.1%} ({found['low']:.1%} to {found['high']:.1%})"
 
 
-def points(found: Estimate) -> str:
+def points(found: Mapping[str, Any]) -> str:
     if found["low"] is None or found["high"] is None:
         return f"{100 * found['mean']:+.1f}"
     return f"{100 * found['mean']:+.1f} ({100 * found['low']:+.1f} to {100 * found['high']:+.1f})"

@@ -1,8 +1,8 @@
 """What is kept of a finished run: one JSON file, from which every table and picture is made, without its run directory.
 
-`episodes` holds every training roll-out in the order in which they finished, so that success can be smoothed in any way
-afterwards; `after` is the held-out success at the end, with both decodings. `pieces` says which code made the run, and
-`starts` how often training was started.
+`curve` is success in training, thinned; `episodes`, which only experiments on time keep, holds every training roll-out,
+in the order in which they finished. `after` is the held-out success at the end, with both decodings. `pieces` says
+which code made the run, and `starts` how often training was started.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ from dart.store.records import GroupKind
 MOST_EVENTS = 1_000_000
 SMOOTHING = 16
 """Success in training is smoothed over this many roll-outs of each task."""
+MOST_POINTS = 150
+"""Of a curve, in a record."""
 KEPT = (
     "env_steps", "trajectories", "updates", "staleness", "dropped", "trained", "pooled", "unparsable",
     "infrastructure_failures", "train_seconds", "machine", "versions", "env_utilisation", "rollout_utilisation",
@@ -55,14 +57,24 @@ class Episode(NamedTuple):
     update: int
 
 
+class Point(NamedTuple):
+    """One point of a learning curve."""
+
+    env_steps: int
+    seconds: float
+    update: int
+    success: float
+
+
 class Progress(TypedDict):
-    """A run that goes on: its training roll-outs so far."""
+    """A run that goes on: its training roll-outs so far. Of one that has finished they may not be kept."""
 
     tasks: list[str]
     episodes: list[Episode]
 
 
 class Record(Progress):
+    curve: list[Point]
     arm: str
     seed: int
     overrides: list[str]
@@ -86,27 +98,16 @@ class Record(Progress):
     """How often training was started; one that had only the evaluation left to do counts, too."""
     last_update_seconds: NotRequired[float]
     """Of training, over all pieces, until the last update was made. Not in records of before 2026-11-28."""
-    curve: NotRequired[list[list[float]]]
-    """In records of before 2026-11-22, which have no episodes: (environment steps, seconds, success, trajectories)."""
     protocol_sha256: NotRequired[str]
     config_sha256: NotRequired[str]
     base_sha256: NotRequired[str]
 
 
-class Point(NamedTuple):
-    """One point of a learning curve."""
-
-    env_steps: int
-    seconds: float
-    update: int
-    success: float
-
-
-def curve(episodes: Sequence[Episode], smoothing: int = SMOOTHING, every: int = 1) -> list[Point]:
+def curve(episodes: Sequence[Episode], smoothing: int = SMOOTHING) -> list[Point]:
     """Success in training: the mean over tasks of the success rate of each task's last `smoothing` roll-outs.
 
     Arms that sample tasks in other proportions stay comparable that way. It begins when every task of the run has had
-    half that many. `every`: keep each of so many points, and the last.
+    half that many.
     """
     recent: dict[int, deque[int]] = {episode.task: deque(maxlen=smoothing) for episode in episodes}
     missing, steps = set(recent), 0
@@ -119,7 +120,14 @@ def curve(episodes: Sequence[Episode], smoothing: int = SMOOTHING, every: int = 
         if not missing:
             success = fmean([fmean(last) for last in recent.values()])
             points.append(Point(steps, episode.seconds, episode.update, success))
-    return points[:-1:every] + points[-1:]
+    return points
+
+
+def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
+    """At most so many of a curve's points, the last among them, rounded."""
+    every = -(-len(points) // (most - 1))
+    kept = [*points[: -1 : every or 1], *points[-1:]]
+    return [Point(steps, round(seconds, 1), update, round(success, 4)) for steps, seconds, update, success in kept]
 
 
 def episodes_of(run: Progress, levels: Sequence[str], protocol: Protocol) -> list[Episode]:
@@ -128,7 +136,7 @@ def episodes_of(run: Progress, levels: Sequence[str], protocol: Protocol) -> lis
     return [one for one in run["episodes"] if run["tasks"][one.task] in names]
 
 
-def read(run: RunDirectory) -> dict[str, object]:
+def read(run: RunDirectory, *, with_episodes: bool) -> dict[str, object]:
     """The fields of a record that come from its run directory."""
     summary = json.loads(run.summary.read_text(encoding="utf-8"))
     tasks = list(summary["config"]["environment"]["tasks"]["names"])
@@ -137,7 +145,10 @@ def read(run: RunDirectory) -> dict[str, object]:
     starts, last_update = asyncio.run(_starts(run)), asyncio.run(_last_update(run))
     if last_update is not None:
         kept["last_update_seconds"] = round(last_update, 2)
-    return {"after": summary["success_after"], "tasks": tasks, "episodes": episodes, "starts": starts, **kept}
+    if with_episodes:
+        kept["episodes"] = episodes
+    points = thinned(curve(episodes))
+    return {"after": summary["success_after"], "tasks": tasks, "curve": points, "starts": starts, **kept}
 
 
 def so_far(run: RunDirectory) -> Progress:
@@ -149,6 +160,7 @@ def so_far(run: RunDirectory) -> Progress:
 def load(path: Path) -> Record:
     record: Record = json.loads(path.read_text(encoding="utf-8"))
     record["episodes"] = [Episode(*one) for one in record.get("episodes", [])]
+    record["curve"] = [Point(*one) for one in record["curve"]]
     return record
 
 

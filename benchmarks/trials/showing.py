@@ -7,69 +7,31 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+import rich.table
 from rich.console import Console
-from rich.table import Table
 
-from benchmarks.trials import pages
-from benchmarks.trials.findings import ArmRow, Finding, Runs, successes
-from benchmarks.trials.inference import Estimate, estimate
-from benchmarks.trials.pages import p_value, percent, points
+from benchmarks.trials.findings import Runs, successes
+from benchmarks.trials.inference import estimate
+from benchmarks.trials.pages import Table
 from benchmarks.trials.protocol import Protocol
-from benchmarks.trials.records import Point, curve
-from benchmarks.trials.sources import shortened
+from benchmarks.trials.records import Point
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-EVERY = 5
-"""Of a curve's points, one of so many is drawn."""
 WIDTH = 240
 """Columns of a table that is no terminal's."""
 
 
-def told(found: Estimate) -> pages.Estimate:
-    return {"mean": found.mean, "low": found.low, "high": found.high, "n": found.n}
-
-
-def console() -> Console:
-    """A terminal of its own width; in a file or a pipe, wide enough for what the tables hold."""
-    found = Console()
-    return found if found.is_terminal else Console(width=WIDTH)
-
-
-def show_arms(rows: Sequence[ArmRow], title: str) -> None:
-    names = list(dict.fromkeys(name for row in rows for name in row.endpoints))
-    table = Table("arm", "runs", *names, "environment steps", "updates", "staleness", "stale", "pooled", title=title)
+def show(table: Table) -> None:
+    """Print one of the pages' tables. A terminal has its own width; a file or a pipe gets what the table holds."""
+    console, (head, rows) = Console(), table
+    if not console.is_terminal:
+        console = Console(width=WIDTH)
+    shown = rich.table.Table(*head)
     for row in rows:
-        endpoints = {name: told(found) for name, found in row.endpoints.items()}
-        table.add_row(
-            row.arm, str(row.runs), *(percent(endpoints.get(name)) for name in names),
-            f"{row.env_steps.mean:.0f}", f"{row.updates.mean:.0f}", f"{row.staleness.mean:.1f}",
-            f"{row.stale.mean:.1%}", f"{row.pooled.mean:.0f}",
-        )  # fmt: skip
-    console().print(table)
-
-
-def show_findings(found: Sequence[Finding]) -> None:
-    table = Table("endpoint", "compared", "points", "p", "p, Holm", "p, Welch", "would have been found", "n")
-    for one in found:
-        smallest = "" if one.smallest is None else f"{100 * one.smallest:.1f}"
-        table.add_row(
-            one.endpoint, f"{one.reference} - {one.arm}", points(told(one.difference)),
-            p_value(one.p), p_value(one.p_holm), p_value(one.p_unpaired), smallest, str(one.difference.n),
-        )  # fmt: skip
-    console().print(table)
-
-
-def say_if_incomplete(missing: Sequence[tuple[str, int]], total: int) -> None:
-    if missing:
-        names = shortened([f"{arm}-{seed}" for arm, seed in missing])
-        print(f"INCOMPLETE: {len(missing)} of {total} runs are missing, so nothing is concluded yet: {names}")
-
-
-def show_notes(notes: Sequence[str]) -> None:
-    for note in notes:
-        print(f"NOTE: {note}")
+        shown.add_row(*row)
+    console.print(shown)
 
 
 def draw(path: Path, runs: Runs, protocol: Protocol, by: Callable[[Point], float], label: str) -> Path:
@@ -104,7 +66,7 @@ def lines(axis: Axes, runs: Runs, colours: Mapping[str, str], by: Callable[[Poin
     import numpy as np
 
     for arm, made in runs.items():
-        curves = [found for run in made.values() if (found := curve(run["episodes"], every=EVERY))]
+        curves = [found for run in made.values() if (found := run["curve"])]
         for found in curves:
             axis.plot([by(one) for one in found], [one.success for one in found], color=colours[arm], lw=0.6, alpha=0.6)
         if not curves:

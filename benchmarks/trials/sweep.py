@@ -131,7 +131,8 @@ def _make(plan: Plan, arm: str, seed: int, patience: Patience) -> None:
         return
     record = {
         "arm": arm, "seed": seed, "overrides": list(overrides), **plan.marks, "pieces": pieces.made_by(run.folder),
-        **records.read(made),
+        # An experiment that looks at the roll-outs of a run that goes on looks at them afterwards, too.
+        **records.read(made, with_episodes=plan.over is not None),
     }  # fmt: skip
     plan.results.mkdir(parents=True, exist_ok=True)
     write_json(plan.record(arm, seed), record, indent=None)

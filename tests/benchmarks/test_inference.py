@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.trials import inference
-from benchmarks.trials.inference import compare, estimate, fisher, holm, smallest_detectable
+from benchmarks.trials.inference import compare, estimate, holm, smallest_detectable
 
 
 def test_an_interval_of_student() -> None:
@@ -109,9 +109,3 @@ def test_it_is_detected_as_often_as_promised() -> None:
         assert result is not None and result.p is not None
         found += result.p <= 0.05
     assert found / 500 == pytest.approx(0.8, abs=0.05)
-
-
-def test_fisher() -> None:
-    # Fisher's tea: R's fisher.test(matrix(c(3, 1, 1, 3), 2)) has p = 0.4857; five of five against none, 0.0079.
-    assert fisher((3, 4), (1, 4)) == pytest.approx(0.485714, abs=1e-6)
-    assert fisher((5, 5), (0, 5)) == pytest.approx(2 / 252)

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import yaml
 
-from benchmarks.learning.alignment import AlignmentProtocol
 from benchmarks.learning.wallclock import WallclockProtocol
 from benchmarks.trials import command
 from benchmarks.trials.protocol import FOLDER, Protocol, as_options, check_committed, check_marks, load, marks
@@ -90,7 +89,7 @@ def test_wrong_protocols_are_refused(changes: dict[str, Any], message: str, tmp_
         load(path, Protocol)
 
 
-@pytest.mark.parametrize("name", ["ablation", "alignment", "stride", "wallclock", "wallclock_batches"])
+@pytest.mark.parametrize("name", ["ablation", "wallclock", "wallclock_batches"])
 def test_runs_that_hang_end(name: str) -> None:
     """Else an experiment of days waits for one of them."""
     raw = yaml.safe_load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
@@ -100,12 +99,12 @@ def test_runs_that_hang_end(name: str) -> None:
 
 def test_the_length_of_pieces_is_no_part_of_the_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "marks", lambda path, protocol: {})
-    path = FOLDER / "alignment.yaml"
-    pieces, whole = load(ABLATION, Protocol), load(path, AlignmentProtocol)
+    path = FOLDER / "wallclock.yaml"
+    pieces, whole = load(ABLATION, Protocol), load(path, WallclockProtocol)
     assert command.plan_of(ABLATION, pieces).piece_seconds == 1800
     assert command.plan_of(ABLATION, pieces, piece_minutes=6).piece_seconds == 360
     assert command.plan_of(path, whole).piece_seconds is None
-    with pytest.raises(UserError, match="a restart would bias runs of alignment"):
+    with pytest.raises(UserError, match="a restart would bias runs of wallclock"):
         command.plan_of(path, whole, piece_minutes=6)
 
 
@@ -150,7 +149,7 @@ def test_an_experiment_has_other_protocols(monkeypatch: pytest.MonkeyPatch, caps
     monkeypatch.setattr(sys, "argv", ["wallclock", "--protocol", "clock"])
     with pytest.raises(SystemExit):
         command.arguments(None, own)
-    assert "clock is no protocol: write one of ablation, alignment, stride, wallclock" in capsys.readouterr().err
+    assert "clock is no protocol: write one of ablation, wallclock, wallclock_batches" in capsys.readouterr().err
 
 
 def test_results_are_bound_to_protocol_config_and_base_policy(tmp_path: Path) -> None:

@@ -17,10 +17,9 @@ import pytest
 from trial_samples import LADDER, after, fabricate, record
 
 from benchmarks.trials import findings, pages, pieces, records, showing, sources, sweep
-from benchmarks.trials.inference import estimate
 from benchmarks.trials.pieces import Run
 from benchmarks.trials.protocol import FOLDER, Protocol, load
-from benchmarks.trials.records import Clock, Episode, curve
+from benchmarks.trials.records import MOST_POINTS, Clock, Episode, Point, curve, thinned
 from benchmarks.trials.sweep import Patience, Plan
 from dart.errors import UserError
 from dart.rundir import RunDirectory
@@ -250,15 +249,16 @@ async def test_training_roll_outs_alone_are_kept(tmp_path: Path) -> None:
 
 def test_a_record_says_how_often_training_was_started(tmp_path: Path) -> None:
     run = asyncio.run(fabricate(tmp_path, [("a", True, 130.0)], {"success_after": None, "updates": 1}))
-    assert records.read(run).items() >= {"starts": 2, "last_update_seconds": 60.0}.items()
+    assert records.read(run, with_episodes=False).items() >= {"starts": 2, "last_update_seconds": 60.0}.items()
     run.config.write_text("environment: {tasks: {names: [a]}}", encoding="utf-8")
-    assert records.so_far(run) == {"tasks": ["a"], "episodes": records.read(run)["episodes"]}
+    assert records.so_far(run) == {"tasks": ["a"], "episodes": records.read(run, with_episodes=True)["episodes"]}
+    assert "episodes" not in records.read(run, with_episodes=False)
 
 
 def test_a_record_is_read_back(tmp_path: Path) -> None:
     sweep.write_json(tmp_path / "full-0.json", record("full", 0, {"easy": 1, "medium": 0.5, "hard": 0.25}, MARKS))
     read = records.load(tmp_path / "full-0.json")
-    assert read["episodes"][41] == Episode(41.0, 1, 10, 1, 4)
+    assert read["episodes"][41] == Episode(41.0, 1, 10, 1, 4) and read["curve"][0] == Point(160, 15.0, 1, 0.0)
 
 
 def test_the_curve_is_a_mean_over_tasks() -> None:
@@ -267,8 +267,15 @@ def test_the_curve_is_a_mean_over_tasks() -> None:
     points = curve(episodes, smoothing=8)
     assert points[0].env_steps == 5 * 13, "it begins when both tasks have had four"
     assert {point.success for point in points} == {0.5}
-    assert curve(episodes, smoothing=8, every=10)[-1] == points[-1]
-    assert curve([]) == []
+    assert curve([]) == thinned([]) == []
+
+
+def test_a_thinned_curve_keeps_its_ends() -> None:
+    points = [Point(5 * n, float(n), n // 10, 0.123456) for n in range(1000)]
+    found = thinned(points)
+    assert len(found) <= MOST_POINTS and (found[0].env_steps, found[-1].env_steps) == (0, 4995)
+    assert found[0].success == 0.1235
+    assert [point.seconds for point in thinned(points[:20])] == [point.seconds for point in points[:20]]
 
 
 # ---- arms × seeds ----
@@ -306,7 +313,7 @@ def test_finished_runs_become_records_and_failed_ones_are_kept(
     plan = plan_in(tmp_path, monkeypatch, piece_seconds=50.0, jobs=2)
     train_needs(1, PIECE.replace("signal.signal", "sys.exit(9) if 'none-1' in sys.argv[1] else signal.signal")
                 .replace("if len(", "if 'none-1' not in sys.argv[1] and len("))  # fmt: skip
-    monkeypatch.setattr(records, "read", lambda run: {"updates": 3, "env_steps": 12, "train_seconds": 1.0})
+    monkeypatch.setattr(records, "read", lambda run, **_: {"updates": 3, "env_steps": 12, "train_seconds": 1.0})
     sweep.run_missing(plan)
     assert sweep.missing(plan) == [("none", 1)]
     kept = json.loads(plan.record("full", 1).read_text())
@@ -375,13 +382,6 @@ def test_an_incomplete_experiment_is_corrected_for_the_whole_family() -> None:
     assert results["complete"] is False and results["missing"] == ["without-pool-0"]
 
 
-def test_the_report_says_that_it_is_incomplete(capsys: pytest.CaptureFixture[str]) -> None:
-    showing.say_if_incomplete([("full", 4)], 25)
-    assert "INCOMPLETE: 1 of 25 runs are missing, so nothing is concluded yet: full-4" in capsys.readouterr().out
-    showing.say_if_incomplete([], 25)
-    assert capsys.readouterr().out == ""
-
-
 def test_the_report_names_restarted_runs_and_what_made_them(capsys: pytest.CaptureFixture[str]) -> None:
     made = runs({"full": [0.6, 0.7], "none": [0.2, 0.3]})
     assert findings.notes(made) == []
@@ -406,8 +406,8 @@ def test_the_share_of_stale_trajectories_is_of_all_sampled() -> None:
 
 
 def test_numbers_for_people() -> None:
-    assert pages.percent(showing.told(estimate([0.5]))) == "50.0%"
-    assert pages.points(showing.told(estimate([0.1, 0.2]))) == "+15.0 (-48.5 to +78.5)"
+    assert pages.percent({"mean": 0.5, "low": None, "high": None, "n": 1}) == "50.0%"
+    assert pages.points({"mean": 0.15, "low": -0.485, "high": 0.785, "n": 2}) == "+15.0 (-48.5 to +78.5)"
     assert (pages.p_value(None), pages.p_value(0.0002), pages.p_value(0.02)) == ("", "< 0.001", "0.020")
 
 
@@ -435,6 +435,6 @@ def test_every_run_is_in_the_picture(tmp_path: Path) -> None:
     }
     for of in made.values():
         for one in of.values():
-            one["episodes"] = [Episode(*episode) for episode in one["episodes"]]
+            one["curve"] = curve([Episode(*episode) for episode in one["episodes"]])
     picture = showing.draw(tmp_path / "x" / "picture.png", made, PROTOCOL, lambda point: point.env_steps, "steps")
     assert picture.stat().st_size > 10_000

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 from dashboards.made import execute, small_run
+from dashboards.made_run import Shape
 
-from benchmarks.dashboard.made_run import Shape
 from dart.cli import main
 from dart.commands.look.status import _document
 from dart.core.progress import Counts

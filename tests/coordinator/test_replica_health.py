@@ -9,11 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import failing_replicas
 import pytest
 from fleet_samples import World, fleet, replica, screen
 from run_processes.told import events
 
-from benchmarks import replica_health
 from benchmarks.instant import settings
 from benchmarks.simulation.cluster import SetUp
 from benchmarks.simulation.store import NoDatabase
@@ -260,8 +260,8 @@ HOURS = 0.2
 
 
 def test_a_run_with_one_failing_replica_of_two() -> None:
-    good, _ = replica_health.measure(replica_health.never, HOURS, SET_UP)
-    failing, requests = replica_health.measure(replica_health.always, HOURS, SET_UP)
+    good, _ = failing_replicas.measure(failing_replicas.never, HOURS, SET_UP)
+    failing, requests = failing_replicas.measure(failing_replicas.always, HOURS, SET_UP)
     assert failing["trajectories_per_hour"] >= 0.45 * good["trajectories_per_hour"] > 0
     assert requests.share < 0.05
     assert failing["given_up"] == failing["attempts_lost"] == failing["environment_seconds_at_rest"] == 0
@@ -269,9 +269,9 @@ def test_a_run_with_one_failing_replica_of_two() -> None:
 
 def test_a_replica_that_fails_for_a_while() -> None:
     third = HOURS * 1200
-    figures, requests = replica_health.measure(replica_health.between(third, 2 * third), HOURS, SET_UP)
+    figures, requests = failing_replicas.measure(failing_replicas.between(third, 2 * third), HOURS, SET_UP)
     assert figures["given_up"] == figures["attempts_lost"] == 0
-    recovery = replica_health.recovery(requests, 2 * third)
+    recovery = failing_replicas.recovery(requests, 2 * third)
     assert recovery["seconds_until_it_serves"] is not None and recovery["seconds_until_it_serves"] <= 65
     assert recovery["seconds_until_an_equal_share"] is not None
 
@@ -279,11 +279,11 @@ def test_a_replica_that_fails_for_a_while() -> None:
 def test_a_transfer_that_hangs_takes_nothing_from_the_other_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pauses for weights are short here, so that it does not matter how many of them come just then."""
     quick = SyncTimes(gigabytes_per_second=100.0, restart=0.1)
-    monkeypatch.setattr(replica_health, "Timings", partial(Timings, sync=quick))
-    monkeypatch.setattr(replica_health, "HUNG_SET_UP", SetUp("", 20, 4, trajectories_per_update=16))
-    monkeypatch.setattr(replica_health, "HANGS_AFTER_SECONDS", 900.0)
-    row = replica_health.hung_transfer(hours=0.5)
-    replaced = Sync().timeout_seconds + replica_health.GRACE_SECONDS + replica_health.STARTING_SECONDS
+    monkeypatch.setattr(failing_replicas, "Timings", partial(Timings, sync=quick))
+    monkeypatch.setattr(failing_replicas, "HUNG_SET_UP", SetUp("", 20, 4, trajectories_per_update=16))
+    monkeypatch.setattr(failing_replicas, "HANGS_AFTER_SECONDS", 900.0)
+    row = failing_replicas.hung_transfer(hours=0.5)
+    replaced = Sync().timeout_seconds + failing_replicas.GRACE_SECONDS + failing_replicas.STARTING_SECONDS
     assert replaced <= row["seconds_until_it_serves"] <= replaced + 30
     assert row["share_against_before"] >= 0.98
     assert row["requests_of_others_against_before"] >= 0.98

@@ -7,10 +7,10 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from hosted_envs import HostedEnvs
 from run_processes.told import events
 
 from benchmarks.simulation import virtual_time
-from benchmarks.simulation.hosted import HostedEnvs
 from benchmarks.simulation.store import NoDatabase
 from benchmarks.simulation.timings import Timings
 from benchmarks.simulation.workers import SimulatedReplica

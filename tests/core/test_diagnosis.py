@@ -1,4 +1,4 @@
-"""What keeps a policy from learning is named, and runs that learn are told nothing: 81 recorded ones from beginning to
+"""What keeps a policy from learning is named, and runs that learn are told nothing: recorded ones, from beginning to
 end, and the numbers of real updates."""
 
 from __future__ import annotations

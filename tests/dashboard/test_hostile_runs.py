@@ -21,8 +21,8 @@ import httpx
 import pytest
 from dashboards.hostile import hostile_runs
 from dashboards.made import Shape, event, execute, small_run
+from dashboards.served import viewing
 
-from benchmarks.dashboard.served import serving
 from dart.dashboard.app import make_dashboard
 from dart.dashboard.library import Library
 from dart.errors import UserError
@@ -122,7 +122,7 @@ def test_hostile_runs_hide_no_other_run_and_show_no_other_file(
 ) -> None:
     made = hostile_runs(good, good.path.parent, marker, all_values=False)
     assert len(made) >= 100
-    with serving(good.path.parent) as served, httpx.Client(base_url=served.address, timeout=GUARD_SECONDS) as client:
+    with viewing(good.path.parent) as address, httpx.Client(base_url=address, timeout=GUARD_SECONDS) as client:
         rows = {row["id"]: row for row in client.get("/api/runs").json()}
         assert set(rows) == {good.name, *(shown(run.name) for run in made if run.name != "missing-run_db")}
         for kind in (*ROWS, *TOLD):

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from dashboards.live import Live, PacedEnv, live_run
+from dashboards.scripted import ScriptedTrainer
 from dashboards.served import browsing
 from dashboards.tour import SCHEMES, Tour, every_page, keys_everywhere, keys_of_the_player
 
-from benchmarks.dashboard.live import Live, PacedEnv, live_run
-from benchmarks.dashboard.scripted import ScriptedTrainer
 from dart.v1 import session_pb2 as pb
 from dart.wire.role import Command, CommandError, Reply, WorkerRole
 from dart.workers.env.devtools import find_executable

@@ -17,9 +17,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from dashboards.scripted import scripted_workers
 from run_processes.told import events
-
-from benchmarks.dashboard.scripted import scripted_workers
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "node"

@@ -41,6 +41,7 @@ def record(arm: str, seed: int, levels: Mapping[str, float], marks: Mapping[str,
     return {
         "arm": arm, "seed": seed, "overrides": [], **marks, "after": after(levels), "tasks": ["a", "b"],
         "episodes": [[float(n), n % 2, 10, int(n > 40), n // 10] for n in range(80)],
+        "curve": [[160, 15.0, 1, 0.0], [800, 79.0, 7, 1.0]],
         "env_steps": 800, "trajectories": 80, "updates": 8, "staleness": {"mean": 1.0, "max": 2, "trajectories": 80},
         "dropped": {}, "pooled": 3, "train_seconds": 79.0, "pieces": [{"commit": "c", "changed": []}], "starts": 1,
         **more,

@@ -16,10 +16,10 @@ from typing import Any, get_args
 import pytest
 from click.testing import CliRunner, Result
 from dashboards.made import event, execute, small_run
+from dashboards.made_run import Shape
 from pydantic import JsonValue
 from tracking.read_back import SWANLAB, read_back
 
-from benchmarks.dashboard.made_run import Shape
 from dart.cli import main
 from dart.commands.track import last_words
 from dart.config.run import TrackerKind

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from dashboards.scripted import ScriptedPolicy, ScriptedTrainer
 from run_processes.told import events
 
-from benchmarks.dashboard.scripted import ScriptedPolicy, ScriptedTrainer
 from dart.wire.channel import Dial
 from dart.wire.role import WorkerRole
 from dart.wire.worker import WorkerOptions, serve

@@ -32,9 +32,6 @@ def test_every_measurement_runs_on_a_cpu(tmp_path: Path) -> None:
     assert list(results) == list(MEASUREMENTS)
     assert not {name: found["failed"] for name, found in results.items() if "failed" in found}
     assert "tiny" in written["real_or_simulated"]
-    assert any("flash" in name for name in results["attention"]["chosen"])
-    assert results["rows"]["chain"]["tokens"] < results["rows"]["separate"]["tokens"]
-    assert set(results["fully_shard"]) >= {"autocast", "fully_shard"}
 
 
 @pytest.mark.torch

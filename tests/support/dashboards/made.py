@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
+from dashboards.made_run import Shape, made_run
 from sqlalchemy import create_engine, select
 
-from benchmarks.dashboard.made_run import Shape, made_run
 from dart.config import load
 from dart.inspection.inspector import Inspector
 from dart.rundir import RunDirectory

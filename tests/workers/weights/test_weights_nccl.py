@@ -15,7 +15,6 @@ import torch
 from vllm_alone.fetch import FETCHED
 from vllm_alone.transfer_files import GPU_FILES, Communicator, installed, transfer_files
 
-from benchmarks.syncing.roles import NcclReceiver
 from dart.v1 import weights_pb2 as wpb
 from dart.workers.train import senders
 from dart.workers.weights import requests
@@ -114,25 +113,6 @@ def test_what_arrives_is_the_snapshot_transfer_after_transfer(nccl: ModuleType) 
     sender.close()
     with pytest.raises(TransferError, match="no group is open"):
         sender.send([])
-
-
-def test_the_replica_of_the_benchmark_unpacks_what_the_trainer_packs(
-    nccl: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In packs of 200 bytes, so that the tensors fill several."""
-    for end in (nccl, requests):
-        monkeypatch.setattr(end, "PACK", 200)
-    for name in ("set_device", "synchronize"):
-        monkeypatch.setattr(torch.cuda, name, lambda device: None)
-    sent, group = weights(1), transfer_group()
-    arrived = {name: torch.zeros_like(tensor) for name, tensor in sent.items()}
-    sender, replica = nccl.NcclSender(TIMEOUT), NcclReceiver(arrived, torch.device("cpu"), TIMEOUT)
-    with ThreadPoolExecutor() as pool:
-        taken = pool.submit(replica.take, group, [spec_of(*one) for one in sent.items()])
-        sender.open(group)
-        sender.send(sent.items())
-        taken.result(TIMEOUT)
-    assert_same(list(arrived.items()), sent)
 
 
 def test_other_tensors_than_the_last_time_are_described_anew(nccl: ModuleType) -> None:

@@ -1,48 +1,31 @@
-"""What one failing replica of two costs, and a transfer that hangs: `python -m benchmarks.replica_health`.
+"""Runs in virtual time in which a replica fails, or a weight transfer hangs, and what the other replicas did meanwhile.
 
-Real: the coordinator with its pools, curation and protocol messages. Simulated: environments, replicas, the trainer
-and time (`benchmarks.simulation`). There are enough environments to keep two replicas busy. The failing replica
-answers a request with an engine failure after 50 ms, where a good one takes seconds; without health tracking, it would
-always be the least busy one and get nearly all requests.
+The coordinator with its pools, curation and protocol messages is real; environments, replicas, the trainer and time are
+simulated (`benchmarks.simulation`). The failing replica answers a request with an engine failure after 50 ms, where a
+good one takes seconds; without health tracking, it would always be the least busy one and get nearly all requests.
 
-Writes results/replica_health.json: for each case, trajectories per hour, also relative to two good replicas; the share
-of requests that went to the failing one; attempts of roll-outs that were lost; roll-outs that were given up; and
-environment-seconds at rest, after attempts that failed one after the other. For the replica that recovers, also the
-seconds from its repair until it serves a request, and until the end of the first 30 seconds in which it was asked nine
-tenths as often as the other one.
-
-A transfer that hangs, as over NCCL when its other end is lost, parks the engine of one of four replicas: it serves
-nothing and answers nothing, ends `sync.timeout_seconds` and ten seconds later, and is started again. There is a row
-for each of `--seeds` runs: the seconds until it serves again, and what the other three did in that time: the share of
-it in which they served (the rest went to their own weight updates), and their requests. Both are also compared with
-what they did on average in as long a time from each earlier weight update of the same replica on. Of the weight
-updates that each of them took meanwhile, the row has the fewest.
+A transfer that hangs, as over NCCL when its other end is lost, parks the engine of one of several replicas: it serves
+nothing and answers nothing, ends `sync.timeout_seconds` and ten seconds later, and is started again.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from benchmarks.results import write
 from benchmarks.simulation.cluster import DECOUPLED, SetUp, simulate
 from benchmarks.simulation.timings import Timings
 from benchmarks.simulation.workers import SimulatedReplica
 from dart.config import Sync
 from dart.coordinator.fleet.sessions import Fleet
-from dart.errors import UserError
 from dart.v1 import session_pb2 as pb
 from dart.workers.rollout.engine import GRACE_SECONDS
 
-RESULT = Path(__file__).parent / "results" / "replica_health.json"
-SET_UP = SetUp("80 environments, 2 replicas", 80, 2)
 FAILING = "rollout-0"
 FAILURE_SECONDS = 0.05
 WINDOW_SECONDS = 30.0
@@ -145,7 +128,7 @@ class HangingReplica(SimulatedReplica):
 
 
 def hung_transfer(hours: float, seed: int = 0) -> dict[str, Any]:
-    """The row of the transfer that hangs. Raises UserError if the run is too short for it."""
+    """What became of a transfer that hangs; `hours` have to be enough for it and for the replica to come back."""
     hang = Hang(math.inf)
 
     def replica(fleet: Fleet, name: str, timings: Timings, seed: int) -> SimulatedReplica:
@@ -153,11 +136,7 @@ def hung_transfer(hours: float, seed: int = 0) -> dict[str, Any]:
         return HangingReplica(fleet, name, timings, seed, hang)
 
     summary = simulate(HUNG_SET_UP, DECOUPLED, Timings(failures_per_step=0.0), hours, seed, replica)
-    if hang.began is None or hang.serves_again is None:
-        raise UserError(
-            f"--hours {hours:g}: a transfer hangs after {HANGS_AFTER_SECONDS / 3600:g} h, and the replica has to come "
-            "back within the run: give more"
-        )
+    assert hang.began is not None and hang.serves_again is not None, "the run is too short"
     start, length = hang.began, hang.serves_again - hang.began
     others = [name for name in hang.asked if name != FAILING]
     earlier = [at for at, _ in hang.pauses[FAILING] if at + length <= start]
@@ -193,20 +172,12 @@ def never(at: float, luck: random.Random) -> bool:
     return False
 
 
-def half_the_time(at: float, luck: random.Random) -> bool:
-    return luck.random() < 0.5
-
-
-def now_and_then(at: float, luck: random.Random) -> bool:
-    return luck.random() < 0.02
-
-
 def between(start: float, end: float) -> Fails:
     return lambda at, luck: start <= at < end
 
 
-def measure(fails: Fails, hours: float, set_up: SetUp = SET_UP, seed: int = 0) -> tuple[dict[str, Any], Requests]:
-    """A case's results, and its requests."""
+def measure(fails: Fails, hours: float, set_up: SetUp, seed: int = 0) -> tuple[dict[str, Any], Requests]:
+    """The run's figures, and its requests."""
     requests = Requests()
 
     def replica(fleet: Fleet, name: str, timings: Timings, seed: int) -> SimulatedReplica:
@@ -235,49 +206,3 @@ def recovery(requests: Requests, repaired: float) -> dict[str, float | None]:
         start += WINDOW_SECONDS
     return {"seconds_until_it_serves": round(served[0] - repaired, 1) if served else None,
             "seconds_until_an_equal_share": equal}  # fmt: skip
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--hours", type=float, default=3.0, help="virtual time of each case")
-    parser.add_argument("--seeds", type=int, default=10, help="runs in which a transfer hangs")
-    parser.add_argument("--out", type=Path, default=RESULT)
-    options = parser.parse_args()
-    try:  # first, because it is what `--hours` may be too short for
-        hung = [hung_transfer(options.hours, seed) for seed in range(options.seeds)]
-    except UserError as error:
-        raise SystemExit(f"error: {error}") from None
-    for row in hung:
-        print("a transfer hangs", row)
-    third = options.hours * 1200
-    cases: dict[str, Fails] = {
-        "two good": never,
-        "one fails always": always,
-        "one fails half the time": half_the_time,
-        "one fails one request in fifty": now_and_then,
-        "one fails in the second third of the time": between(third, 2 * third),
-    }
-    rows = {}
-    for name, fails in cases.items():
-        rows[name], requests = measure(fails, options.hours)
-        whole = rows["two good"]["trajectories_per_hour"]
-        rows[name]["share_of_two_good"] = round(rows[name]["trajectories_per_hour"] / whole, 3)
-        if name.endswith("third of the time"):
-            rows[name] |= recovery(requests, 2 * third)
-        print(name, rows[name])
-    write(
-        options.out,
-        "replica_health",
-        "the real coordinator; simulated environments, replicas, trainer and time",
-        {
-            "set_up": SET_UP.name,
-            "hours": options.hours,
-            "cases": rows,
-            "hung_transfer": {"set_up": HUNG_SET_UP.name, "hours": options.hours, "runs": hung},
-        },
-    )
-    print(options.out)
-
-
-if __name__ == "__main__":
-    main()

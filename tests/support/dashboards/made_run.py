@@ -11,7 +11,6 @@ import hashlib
 import json
 import random
 import struct
-import time
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -224,10 +223,3 @@ def drawn(shape: Shape) -> Iterator[bytes]:
             struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
             for kind, body in chunks
         )
-
-
-def main(parent: Path, shape: Shape, config: Path) -> None:
-    began = time.monotonic()
-    directory = made_run(parent, shape, config)
-    size = sum(file.stat().st_size for file in directory.path.rglob("*") if file.is_file())
-    print(f"{directory.path}: {size / 1e6:.0f} MB in {time.monotonic() - began:.0f} s")
