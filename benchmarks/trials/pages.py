@@ -22,6 +22,32 @@ def read(name: str) -> Results | None:
     return found
 
 
+def arms(found: Results) -> Table:
+    """Each arm's success at every endpoint, the base policy first."""
+    names = list(dict.fromkeys(name for row in found["arms"] for name in row["endpoints"]))
+    head = ("arm", "runs", *names, "environment steps", "updates", "staleness", "stale", "pooled")
+    rows = [
+        [row["arm"], str(row["runs"]), *(percent(row["endpoints"].get(name)) for name in names),
+         f"{row['env_steps']['mean']:,.0f}", f"{row['updates']['mean']:.0f}", f"{row['staleness']['mean']:.1f}",
+         f"{row['stale']['mean']:.1%}", f"{row['pooled']['mean']:.0f}"]
+        for row in found["arms"]
+    ]  # fmt: skip
+    if (base := found["base"]) is not None:
+        rows.insert(0, ["(base policy)", "", *(percent(base.get(name)) for name in names), *[""] * 5])
+    return head, rows + _incomplete(found, len(head)) + _notes(found, len(head))
+
+
+def comparisons(found: Results) -> Table:
+    head = ("endpoint", "compared", "points", "p", "p, Holm", "p, Welch", "would have been found, points", "seeds")
+    rows = [
+        [one["endpoint"], f"{one['reference']} - {one['arm']}", points(one["difference"]),
+         p_value(one["p"]), p_value(one["p_holm"]), p_value(one["p_unpaired"]),
+         "" if one["smallest"] is None else f"{100 * one['smallest']:.1f}", str(one["difference"]["n"])]
+        for one in found["comparisons"]
+    ]  # fmt: skip
+    return head, rows + _incomplete(found, len(head))
+
+
 def below(found: Results, reference: str, levels: str = "medium and hard") -> Table:
     """Arms on some levels, best first, and by how much `reference` is above them: the generated tables.
 
@@ -50,6 +76,14 @@ def _below(one: Mapping[str, Any]) -> str:
     interval = "" if low is None or high is None else f" ({100 * low:.0f} to {100 * high:.0f})"
     p = one["p"] if one["p_holm"] is None else one["p_holm"]
     return f"{100 * difference['mean']:.0f} points{interval}, p = {p_value(p)}".replace("= <", "<")
+
+
+def temperatures(found: Results) -> Table:
+    """The base policy's held-out success at several temperatures."""
+    at = found.get("temperatures", {})
+    levels = list(dict.fromkeys(level for by_level in at.values() for level in by_level))
+    rows = [[one, *(f"{by_level[level]:.1%}" for level in levels)] for one, by_level in at.items()]
+    return ("base policy at temperature", *levels), rows
 
 
 def times(found: Results) -> Table:
