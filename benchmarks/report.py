@@ -138,13 +138,6 @@ def targets() -> str | None:
             ["delay of a step there, p99", "≤ 100 ms",
              f"{found['step_delay_ms']['p99']:.0f} ms (p50 {found['step_delay_ms']['p50']:.1f} ms)"],
         ]  # fmt: skip
-    if found := results("weight_sync"):
-        over = [row["over_link"] for row in found]
-        sizes = " to ".join(f"{row['bytes'] / 1e6:,.1f} MB" for row in (found[0], found[-1]))
-        rows.append(
-            ["receiving and loading new weights, over sending as many bytes plainly", "≤ 1.3",
-             f"{min(over):.1f} to {max(over):.1f} ({sizes})"]
-        )  # fmt: skip
     return table(("what", "target", "measured"), rows) if rows else None
 
 

@@ -2,7 +2,8 @@
 
 Real: the trainer's sender and a replica's receiver over gloo, in two processes of this machine; everything received is
 staged, then copied over the tensors that stand for the model's, as in vLLM's worker process. Made up: the weights, 64
-random tensors. There is no coordinator and no vLLM, whose pause adds the wait for the requests in flight.
+tensors. There is no coordinator and no vLLM: a replica receives while it serves, and pauses for the requests in flight
+and for loading.
 
 The link is a plain broadcast of the same bytes in the same group, before each transfer; a transfer is compared with the
 one before it. Both ends share this machine's cores, so the figures say little about a network.
@@ -101,10 +102,10 @@ def measure(size: int, repeats: int) -> dict[str, float]:
     for end in ends:
         end.join()
     link, transfer, load = (round(statistics.median(one), 4) for one in zip(*times, strict=True))
-    over = statistics.median((moved + loaded) / plain for plain, moved, loaded in times)
+    moved, loaded = (statistics.median(one[part] / one[0] for one in times) for part in (1, 2))
     return {
         "bytes": size, "repeats": repeats, "link_seconds": link, "transfer_seconds": transfer, "load_seconds": load,
-        "over_link": round(over, 2),
+        "transfer_over_link": round(moved, 2), "load_over_link": round(loaded, 2),
     }  # fmt: skip
 
 

@@ -213,4 +213,4 @@ def test_weights_arrive_and_are_timed() -> None:
 
     row = measure(200_000, 1)
     assert row["bytes"] == 200_000 and min(row["link_seconds"], row["transfer_seconds"]) > 0
-    assert row["over_link"] > 0
+    assert row["transfer_over_link"] > 0

@@ -150,7 +150,7 @@ class WeightSync:
             log.warning("sync of %s to version %d failed: %s", replica.name, version, why)
             self._journal.event("sync_failed", replica=replica.name, version=version, why=why)
             replica.session.last_failure = why
-            if self._first and self._first.broke(time.monotonic()):
+            if self._first and self._first.broke(time.monotonic(), _reported(error)):
                 await self._end_if_none_was_taken(self._first.broken, f"{replica.name}: {why}")
             serve = served and isinstance(error, _Untouched)
             rest_seconds = self._replicas.update_broke(replica, time.monotonic(), serve=serve)
@@ -281,6 +281,12 @@ class WeightSync:
         return self._groups[replica]
 
 
+def _reported(error: InfrastructureError) -> bool:
+    """Whether one of the two ends said that the transfer failed, as it does where it finds no peer at the address."""
+    told = error.__cause__ if isinstance(error, _Untouched) else error
+    return isinstance(told, CommandFailed) and told.code == pb.FAILURE_CODE_TRANSFER
+
+
 def _check_there(replica: Replica[Worker]) -> None:
     if replica.gone:
         raise InfrastructureError(f"{replica.name} is gone", replica.name)
@@ -293,5 +299,5 @@ async def _load(worker: Worker, command: pb.LoadWeights) -> pb.WeightsLoaded:
     except CommandFailed as error:
         if error.code != pb.FAILURE_CODE_TRANSFER:
             raise
-        raise _Untouched(str(error), error.worker) from None
+        raise _Untouched(str(error), error.worker) from error
     return reply

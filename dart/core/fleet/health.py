@@ -22,8 +22,9 @@ FORGIVE_SECONDS = 10.0
 FIRST_REST_SECONDS, MOST_REST_SECONDS = 1.0, 60.0
 FIRST_BREAK_SECONDS, MOST_BREAK_SECONDS = 0.5, 60.0
 """How long a replica rests after a transfer of weights to it that broke; twice as long each time."""
-MOST_FIRST_BREAKS, FIRST_BREAKS_SECONDS = 4, 120.0
-"""So many transfers must break, for at least so long, before any was taken, until none ever will be."""
+MOST_FIRST_BREAKS, FIRST_BREAKS_SECONDS, SILENT_SECONDS = 4, 120.0, 1800.0
+"""So many transfers must break, for at least so long, before any was taken, until none ever will be: longer where
+neither end says that it could not transfer, because one that hangs may come back."""
 REMEMBERED = 256
 """The health of this many lost replicas is remembered, in case they come back."""
 RETURN_SECONDS = 300.0
@@ -113,14 +114,20 @@ class FirstTransfers:
 
     def __init__(self) -> None:
         self.broken = 0
-        self._since = 0.0
+        self._since: float | None = None
+        self._reported = 0
+        self._reported_since: float | None = None
 
-    def broke(self, now: float) -> bool:
-        """Returns whether none will ever be taken."""
-        if not self.broken:
-            self._since = now
+    def broke(self, now: float, reported: bool) -> bool:
+        """`reported`: the trainer or the replica said so itself. Returns whether none will ever be taken."""
         self.broken += 1
-        return self.broken >= MOST_FIRST_BREAKS and now - self._since >= FIRST_BREAKS_SECONDS
+        self._since = now if self._since is None else self._since
+        if reported:
+            self._reported += 1
+            self._reported_since = now if self._reported_since is None else self._reported_since
+            if self._reported >= MOST_FIRST_BREAKS and now - self._reported_since >= FIRST_BREAKS_SECONDS:
+                return True
+        return self.broken >= MOST_FIRST_BREAKS and now - self._since >= SILENT_SECONDS
 
 
 class Lost:

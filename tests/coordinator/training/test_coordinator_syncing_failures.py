@@ -229,6 +229,21 @@ def test_a_run_whose_first_weights_reach_nobody_ends_in_time_with_the_address_an
     virtual_time.run(sync())
 
 
+def test_a_trainer_that_hangs_from_the_beginning_is_waited_for_longer(tmp_path: Path) -> None:
+    async def sync() -> None:
+        async with stage(tmp_path, "gloo", capable=True, hang_seconds=6000) as made:
+            made.holds = lambda command: isinstance(command, pb.SendWeights)
+            made.sync.staged(1, TENSORS)
+            await asyncio.sleep(1500)
+            assert len(made.events("sync_failed")) > 4
+            made.holds = lambda command: False
+            made.go_on.set()
+            await made.sync.settled()
+            assert made.replicas.versions == {"replica": 1}
+
+    virtual_time.run(sync())
+
+
 @pytest.mark.parametrize("when", ["now", "before it was resumed"])
 def test_a_run_that_has_once_got_weights_through_waits_until_they_get_through_again(tmp_path: Path, when: str) -> None:
     async def sync() -> None:
