@@ -220,9 +220,7 @@ class Engine:
                     except TransferError:
                         await self._llm.resume_generation()
                         raise
-                    checksums = set(await self._llm.collective_rpc("weights_checksum"))
-                    if len(checksums) > 1:
-                        raise EngineDiedError(f"its ranks have received different weights as version {version}")
+                    checksum = await self._checksum(version)
                     await self._forget(mode)
                     await self._llm.resume_generation()
             except (TransferError, EngineDiedError):
@@ -230,7 +228,16 @@ class Engine:
             except Exception as error:  # noqa: BLE001  as in `_receive`
                 raise EngineDiedError(f"weights {version}: {error}") from None
             self._version = version
-            return Update(time.monotonic() - paused, sum(spec.bytes for spec in tensors), checksums.pop())
+            return Update(time.monotonic() - paused, sum(spec.bytes for spec in tensors), checksum)
+
+    async def _checksum(self, version: int) -> int:
+        """Of the weights that were received; 0 over NCCL, where nothing keeps a copy of them."""
+        if self._transport != "gloo":
+            return 0
+        found = set(await self._llm.collective_rpc("weights_checksum"))
+        if len(found) > 1:
+            raise EngineDiedError(f"its ranks have received different weights as version {version}")
+        return int(found.pop())
 
     async def _pause(self, version: int, mode: PauseMode) -> None:
         """Raises TransferError if that takes as long as a transfer may: the coordinator has given it up by then."""

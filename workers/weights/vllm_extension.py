@@ -52,8 +52,8 @@ class Extension:
         engine.begin(engine.parse_update_info(update_info))
 
     def weights_checksum(self) -> int:
-        """Of the tensors that the last transfer brought; 0 over a transport that does not stage them."""
-        return int(getattr(self.weight_transfer_engine, "checksum", 0))
+        """Of the tensors that the last transfer over gloo brought."""
+        return int(self.weight_transfer_engine.checksum)
 
     def release_free_memory(self) -> None:
         """Give the kernel back what this process holds free."""

@@ -81,12 +81,13 @@ class FakeLLM:
         return SimpleNamespace(request_id=f"{self._requests}", get=output)
 
     def __getattr__(self, name: str) -> Any:
-        """Every other call is a coroutine that does nothing."""
+        """Every other call is a coroutine that does nothing. One GPU answers `collective_rpc`."""
 
-        async def called(*arguments: object, **named: object) -> None:
+        async def called(*arguments: object, **named: object) -> list[int]:
             self.calls.append(name)
             if self.hangs(name):
                 await asyncio.Event().wait()
+            return [0]
 
         return called
 
