@@ -179,9 +179,9 @@ async def test_a_broken_page_is_replaced_and_the_others_go_on(
     pages = broken.page, healthy.page
     broken.page.timeout = 1.0
     if end == "crash":
-        broken.page._send("Page.crash", {})
+        broken.page._send("Page.crash", {}, await broken.page._tab(0))
     else:
-        broken.page._send("Runtime.evaluate", {"expression": "while (true);"})
+        broken.page._send("Runtime.evaluate", {"expression": "while (true);"}, await broken.page._tab(0))
     acting = asyncio.ensure_future(broken.act(a.Click(a.Point(0.5, 0.5))))
     assert not (await healthy.act(a.Observe())).done
     with pytest.raises(failure):

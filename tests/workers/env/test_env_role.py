@@ -143,7 +143,8 @@ async def test_more_episodes_than_environments_are_refused(role: EnvRole) -> Non
 async def test_a_broken_page_fails_its_attempt_alone(role: EnvRole) -> None:
     await role.handle(reset("bad"))
     await role.handle(reset("good"))
-    page_of(role, "bad")._send("Page.crash", {})
+    page = page_of(role, "bad")
+    page._send("Page.crash", {}, await page._tab(0))
     with pytest.raises(CommandError, match="PageCrashed") as failed:
         await role.handle(act("bad", a.Click(a.Point(0.5, 0.5))))
     assert failed.value.code == pb.FAILURE_CODE_ENVIRONMENT
