@@ -107,12 +107,16 @@ def keys_of_the_player(tour: Tour, page: Page) -> None:
     where = page.locator("[aria-live=polite]")
 
     def step() -> int:
-        return int(where.inner_text().split()[1])
+        word, number, *_ = where.inner_text().split()
+        return int(number) if word == "Step" else count + 1  # the screen after the last action
 
     page.keyboard.press("Home")
     count = int(where.inner_text().split()[3])
+    page.keyboard.press("End")
+    end = step()
+    assert end in (count, count + 1)
     for key, expected in (
-        ("Home", 1), ("ArrowRight", min(2, count)), ("ArrowLeft", 1), ("End", count), ("ArrowRight", count),
+        ("Home", 1), ("ArrowRight", min(2, end)), ("ArrowLeft", 1), ("End", end), ("ArrowRight", end),
         ("Home", 1), ("ArrowLeft", 1),
     ):  # fmt: skip
         page.keyboard.press(key)
@@ -121,7 +125,8 @@ def keys_of_the_player(tour: Tour, page: Page) -> None:
         page.keyboard.press(key)
         page.get_by_text(speed, exact=True).wait_for()
     page.keyboard.press("Space")
-    page.get_by_text(f"Step {count} of").wait_for()
+    page.get_by_text(f"Step {count} of" if end == count else "After the last action").first.wait_for()
+    page.keyboard.press("Home")
     page.keyboard.press("z")
     page.locator("[title='Fit the page (z)']").wait_for()
     page.keyboard.press("z")
