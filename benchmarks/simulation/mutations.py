@@ -111,7 +111,9 @@ def _set_list(message: Message, field: FieldDescriptor, chance: random.Random) -
     elif what < 0.75 and values:
         del values[chance.randrange(len(values)) :]
     else:
-        values.extend([_value(field, chance)] * (LONG_LIST if chance.random() < RARE else chance.choice((1, 2, 50))))
+        value, many = _value(field, chance), LONG_LIST if chance.random() < RARE else chance.choice((1, 2, 50))
+        long = isinstance(value, str | bytes) and len(value) == LONG_TEXT
+        values.extend([value] * (1 if long else many))  # both at once would take tens of gigabytes, and here
 
 
 def _map_value(field: FieldDescriptor, chance: random.Random) -> object:
