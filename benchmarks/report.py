@@ -181,7 +181,11 @@ def faults() -> str | None:
     if dense is None or apart is None:
         return None
     rows = [
-        (fault, f"{row['faults']:,}", *_seconds(apart["by_class"].get(fault, {}), "recovered", "p50_seconds", "p99_seconds"))
+        (
+            fault,
+            f"{row['faults']:,}",
+            *_seconds(apart["by_class"].get(fault, {}), "recovered", "p50_seconds", "p99_seconds"),
+        )
         for fault, row in dense["by_class"].items()
     ]
     return table(
